@@ -1,4 +1,4 @@
-"""The array types that the whole project speaks of; shapes are given in docstrings, as [nodes, parameters]."""
+"""Array types of the project. Docstrings give shapes, such as [nodes, parameters]."""
 
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ Samples: TypeAlias = NDArray[Any]
 """Data as stored: uint8, float32 or float64."""
 
 Flags: TypeAlias = NDArray[np.bool_]
-"""One yes or no per node."""
+"""One flag per node."""
 
 UInt64: TypeAlias = NDArray[np.uint64]
 """Numbers that are added modulo 2^64."""

@@ -1,14 +1,21 @@
-"""Frozen dataclasses as plain values and named arrays, and back: what messages and saved states are made from.
+"""Conversion of frozen dataclasses to plain values and named arrays, and back.
 
-    Costs(step=array, aggregation=array)  <->  {"step": "step", "aggregation": "aggregation"}, {"step": array, ...}
+Messages and saved states use it:
 
-Plain values are what JSON has (numbers, texts, flags, lists and mappings with texts as keys) and bytes. An array is put
-under the path of its field, `costs.step` or `left.0`, and that name stands in its place; one that is in several places
-is put under the first. The annotations of the fields
-say how to get back, so a new field needs no change here; msgspec checks values against them, and arrays must be of the
-annotated type. Nothing may be missing or unknown. Whatever is wrong is a ValueError that says where.
+    Costs(step=array, aggregation=array)
+      <->  {"step": "step", "aggregation": "aggregation"}, {"step": array, ...}
 
-Infinity and NaN pass: carry the plain values by the standard library's json, not by msgspec's, which has none of them.
+Plain values are those of JSON (numbers, strings, booleans, lists, mappings with string
+keys) and bytes. An array is stored under the path of its field, such as `costs.step` or
+`left.0`, and the plain values contain that name. An array that appears several times is
+stored once, under its first path.
+
+`restore` follows the annotations of the fields, so a new field needs no change here.
+msgspec checks the values, and arrays must have the annotated type. Missing and unknown
+fields are errors. Every error is a ValueError that names the field.
+
+Infinity and NaN are allowed: serialise the plain values with the standard library's json,
+not with msgspec's, which supports neither.
 """
 
 from collections.abc import Mapping
@@ -27,14 +34,17 @@ _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 
 
 def flatten(value: object) -> tuple[Any, Arrays]:
-    """The plain values of a dataclass, and its arrays by name.
+    """Return the plain values of a dataclass, and its arrays by name.
 
     >>> from fedbudget.budget.budget import Costs
-    >>> flatten(Costs(step=np.ones(1), aggregation=np.zeros(1)))
-    ({'step': 'step', 'aggregation': 'aggregation'}, {'step': array([1.]), 'aggregation': array([0.])})
+    >>> plain, arrays = flatten(Costs(step=np.ones(1), aggregation=np.zeros(1)))
+    >>> plain
+    {'step': 'step', 'aggregation': 'aggregation'}
+    >>> arrays
+    {'step': array([1.]), 'aggregation': array([0.])}
     """
     arrays: Arrays = {}
-    names: dict[int, str] = {}  # of arrays, by what they are
+    names: dict[int, str] = {}  # by identity of the array
 
     def plain(part: Any, path: str) -> Any:
         own: Any = type(part)
@@ -58,10 +68,9 @@ def flatten(value: object) -> tuple[Any, Arrays]:
             }
         if kind is list:
             return [plain(each, f"{inside}{index}") for index, each in enumerate(part)]
+        scalar = part.item() if isinstance(part, np.generic) else part
         try:
-            return msgspec.to_builtins(
-                part.item() if isinstance(part, np.generic) else part
-            )
+            return msgspec.to_builtins(scalar)
         except TypeError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -69,22 +78,24 @@ def flatten(value: object) -> tuple[Any, Arrays]:
 
 
 def restore(kind: type[T], plain: Any, arrays: Mapping[str, NDArray[Any]]) -> T:
-    """What `flatten` was given.
+    """Invert `flatten`.
 
     Args:
-      kind: its class; nothing in `plain` or `arrays` is trusted to be of it.
+      kind: class of the result.
+      plain: plain values, not trusted.
+      arrays: arrays by name, not trusted.
     """
     used = set()
 
     def array(annotation: Any, name: Any) -> NDArray[Any]:
         if get_origin(annotation) is not np.ndarray:
-            raise ValueError(f"{annotation} is not known here")
+            raise ValueError(f"values of type {annotation} cannot be restored")
         if not isinstance(name, str) or name not in arrays:
             raise ValueError(f"there is no array {name!r}")
         values = arrays[name]
         dtype = _dtype(annotation)
         if dtype is not None and values.dtype != dtype:
-            raise ValueError(f"{name} is of {values.dtype}, not {dtype}")
+            raise ValueError(f"{name} has type {values.dtype}, not {dtype}")
         used.add(name)
         return values
 
@@ -100,7 +111,7 @@ def restore(kind: type[T], plain: Any, arrays: Mapping[str, NDArray[Any]]) -> T:
 
 @cache
 def _kind(kind: type) -> type | None:
-    """What values of a class are taken as: arrays, dataclasses (`object`), mappings, lists, or None of these."""
+    """Classify a class: array, dataclass (`object`), mapping, list, or None for others."""
     if issubclass(kind, np.ndarray):
         return np.ndarray
     if is_dataclass(kind):
@@ -117,23 +128,21 @@ def _names(kind: type) -> tuple[str, ...]:
 
 @cache
 def _dtype(annotation: Any) -> np.dtype[Any] | None:
-    """Of an annotated array; None where any will do."""
+    """Return the type of an annotated array; None if any is allowed."""
     scalar = get_args(get_args(annotation)[1])[0]
-    return (
-        np.dtype(scalar)
-        if isinstance(scalar, type) and issubclass(scalar, np.generic)
-        else None
-    )
+    known = isinstance(scalar, type) and issubclass(scalar, np.generic)
+    return np.dtype(scalar) if known else None
 
 
 def _require_all_fields(value: Any, plain: Any, path: str) -> None:
-    """Refuses what was passed over in silence: fields that are unknown, or missing and have a default."""
+    """Refuse what msgspec accepts silently: unknown fields, and missing default fields."""
     inside = f"{path}." if path else ""
     if is_dataclass(value) and not isinstance(value, type):
         names = _names(type(value))
         if not isinstance(plain, dict) or plain.keys() != set(names):
             raise ValueError(
-                f"{path or type(value).__name__} needs {', '.join(names)}, not {', '.join(map(str, plain))}"
+                f"{path or type(value).__name__} needs {', '.join(names)}, "
+                f"not {', '.join(map(str, plain))}"
             )
         for name in names:
             _require_all_fields(getattr(value, name), plain[name], inside + name)

@@ -1,21 +1,25 @@
-"""How a node is doing, for those who watch a run."""
+"""Status of a node, for displays of a run."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node as it was when it was looked at.
+    """Status of a node at one moment; None for values that are not measured.
 
     Args:
-      numbers: of its fleet among all nodes.
-      state: in words; None where that has no meaning.
-      rounds, missed: that it took part in, and that it was asked to and did not; None where nobody counts.
-      step_seconds: of a local update, lately.
-      last_seen: when it was last connected, in seconds since 1970; None of one that is away.
+      name: name of the node.
+      numbers: numbers of its fleet among all nodes.
+      samples: number of its training samples.
+      state: description of its state, such as `away`.
+      rounds: number of rounds that it took part in.
+      missed: number of rounds that it was asked for and did not answer.
+      step_seconds: recent time of a local update.
+      last_seen: time of the last connection, in seconds since 1970; None if it is away.
       updates: local updates that it made in the last round.
-      idle, idle_equal: the share of that round's updates that it waited for others, and would have with the same τ.
-      speed: of a simulated node; 1 is what simulated costs were measured at.
+      idle: fraction of that round's updates during which it waited for others.
+      idle_equal: the same fraction if all nodes made the same number of updates.
+      speed: speed of a simulated node, relative to the measured simulated costs.
     """
 
     name: str

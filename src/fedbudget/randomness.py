@@ -1,12 +1,10 @@
-"""Streams of random numbers: each thing that a run draws has one of its own, by name.
+"""Streams of random numbers. Everything that a run draws has its own named stream.
 
-- No two streams share a number. Numbers never change: with the same seed, a run draws the same as it always did.
-- numpy pads what it is seeded with by zeros, so that stream 0 of a seed is also what the seed alone gives.
-- PyTorch and scikit-learn have generators of their own, which models and the clustering seed with the run's seed.
-
-PyTorch's random numbers are one sequence for all threads: who seeds it and draws from it does so alone.
-
-Several nodes may be threads of one program, and modules that they make at the same time would get each other's numbers.
+- No two streams share a number, and numbers never change: the same seed always draws the
+  same.
+- numpy pads seeds with zeros, so stream 0 of a seed equals the seed alone.
+- PyTorch and scikit-learn have their own generators; models and the clustering seed them
+  with the run's seed.
 """
 
 from enum import IntEnum, unique
@@ -14,6 +12,14 @@ from threading import RLock
 
 import numpy as np
 from numpy.typing import NDArray
+
+TORCH_RANDOM_LOCK = RLock()
+"""Hold this lock while seeding PyTorch's generator and drawing from it.
+
+The generator is one sequence for all threads. Several nodes may be threads of one process,
+and modules that they create at the same time would draw each other's numbers. The lock is
+reentrant because creating a module may create others.
+"""
 
 
 @unique
@@ -33,28 +39,24 @@ class Stream(IntEnum):
 
 
 def generator(seed: int, stream: Stream, *part: int) -> np.random.Generator:
-    """A new generator of a stream.
+    """Return a new generator of a stream.
 
     Args:
-      seed: of the run.
-      stream: what will be drawn from it.
-      part: of the stream: of a round, say, so that a run that goes on need not know where it had come to.
+      seed: seed of the run.
+      stream: what will be drawn.
+      part: part of the stream, such as a round; a resumed run then needs no position.
     """
     return np.random.default_rng([seed, stream, *part])
 
 
 def random_bytes(size: int) -> int:
-    """How many `gaussian` makes so many numbers of."""
+    """Return the number of bytes that `gaussian` needs for `size` numbers."""
     return 16 * ((size + 1) // 2)
 
 
 def gaussian(random: bytes, size: int) -> NDArray[np.float64]:
-    """Standard Gaussian numbers, [size], of random bytes, by the method of Box and Muller."""
+    """Return standard Gaussian numbers, [size], from random bytes (Box-Muller method)."""
     bits = np.frombuffer(random, np.uint64).reshape(2, (size + 1) // 2) >> np.uint64(11)
     radius = np.sqrt(-2 * np.log((bits[0] + 1) * 2.0**-53))
     angle = 2 * np.pi * (bits[1] * 2.0**-53)
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
-
-
-ALONE = RLock()
-"""Of all models; a module may be made of others that are made by whoever has it already."""

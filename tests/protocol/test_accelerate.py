@@ -14,7 +14,13 @@ from fedbudget.models import FunctionModel
 from fedbudget.protocol.drift import Correction, Divergence, DriftState
 from fedbudget.protocol.estimates import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
-from fedbudget.protocol.state import at_pace, moved, with_losses, with_retreat
+from fedbudget.protocol.state import (
+    apply_update,
+    damp_velocity,
+    rescale_velocity,
+    updated,
+    with_losses,
+)
 from fedbudget.protocol.sums import ReportsHere
 from fedbudget.protocol.update import Accelerate, Average, Motion
 from support.hand_made import make
@@ -93,11 +99,11 @@ class TestAccelerate:
         """η falls to a quarter, and with it v, and what nodes make of the way that w came; it does not rise with η."""
         moving = Motion(vector(4, -2), vector(1, 9))
         state, said = (
-            make().state.updated(update=moving),
+            updated(make().state, update=moving),
             Broadcast.first(vector(1, 1), 0.1, Request()),
         )
         eta, rule = state.step_size.eta, Accelerate(momentum=0.8, carry=0.5)
-        after = at_pace(state, rule, said, 4 * eta, recover=False)
+        after = rescale_velocity(state, rule, said, 4 * eta, recover=False)
         assert (after.update.velocity.tolist(), after.update.gains.tolist()) == (
             [1, -0.5],
             [1, 9],
@@ -105,14 +111,16 @@ class TestAccelerate:
         assert after.before is said.w
         assert after.momentum == pytest.approx(0.1)
         for slower in (eta, eta / 4):
-            after = at_pace(state, rule, said, slower, recover=False)
+            after = rescale_velocity(state, rule, said, slower, recover=False)
             assert after.update is moving
             assert after.momentum == pytest.approx(0.4)
 
     def test_nodes_make_none_of_it_by_another_rule_and_after_going_back(self) -> None:
         state, said = make().state, Broadcast.first(vector(1, 1), 0.1, Request())
         for rule, recover in ((Average(), False), (Accelerate(), True)):
-            after = at_pace(state, rule, said, state.step_size.eta, recover=recover)
+            after = rescale_velocity(
+                state, rule, said, state.step_size.eta, recover=recover
+            )
             assert (after.before, after.momentum) == (None, 0)
 
 
@@ -132,10 +140,10 @@ class TestTrust:
     def test_a_round_leads_no_further_than_it_is_trusted(self) -> None:
         """Of updates of 1 and then of 10, with η τ = 0.5 each, the second is taken as one of 1.5."""
         rule = Accelerate()
-        state = make().state.updated(update=rule.first(vector(0, 0)))
-        state, _, _ = moved(state, rule, vector(0.6, 0.8), None, span=0.5)
+        state = updated(make().state, update=rule.first(vector(0, 0)))
+        state, _, _ = apply_update(state, rule, vector(0.6, 0.8), None, span=0.5)
         state, before = (
-            moved(state, rule, state.w + vector(6, 8), None, span=0.5)[0],
+            apply_update(state, rule, state.w + vector(6, 8), None, span=0.5)[0],
             state.w,
         )
         assert state.w - before == pytest.approx(
@@ -153,9 +161,9 @@ class TestRetreat:
         )
         sums = ReportsHere(report).sums
         moving = Motion(vector(4, -2), vector(1, 9))
-        state, _ = with_losses(make().state.updated(t=1, round=2, update=moving), sums)
-        assert with_retreat(state, Average(), sums) is state
-        after = with_retreat(state, Accelerate(), sums).update
+        state, _ = with_losses(updated(make().state, t=1, round=2, update=moving), sums)
+        assert damp_velocity(state, Average(), sums) is state
+        after = damp_velocity(state, Accelerate(), sums).update
         if after is moving:
             return False
         assert (after.velocity.tolist(), after.gains.tolist()) == ([2, -1], [1, 5])
@@ -265,7 +273,7 @@ class TestStrength:
             @ np.einsum("ij,ij->i", later.shift, first.shift)
             / (sizes @ np.square(first.shift).sum(axis=1))
         )
-        assert sums.lasting == pytest.approx(float(stayed), rel=1e-4)
+        assert sums.persistent_share == pytest.approx(float(stayed), rel=1e-4)
         assert 0.2 < stayed < 1.8
 
     @pytest.mark.parametrize(

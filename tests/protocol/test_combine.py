@@ -18,7 +18,7 @@ from fedbudget.protocol.combine import (
     without_outliers,
 )
 from fedbudget.protocol.messages import Report
-from fedbudget.protocol.state import changed
+from fedbudget.protocol.state import shortened_nodes
 
 START = np.array([1.0, 1.0], np.float32)
 
@@ -35,12 +35,12 @@ class TestClippedMean:
     def test_the_longer_an_update_was_the_shorter_it_gets(self) -> None:
         """Lengths 1, 1, 2 and 100: the median of them is 1.5, and 1.5 / (100 / 1.5) = 0.0225."""
         given = report((1, 0), (0, 1), (2, 0), (0, -100))
-        found = ClippedMean(6.0).believed(given, START, 2)
+        found = ClippedMean(6.0).capped(given, START, 2)
         assert found.w is not None
         assert (found.w - START).tolist() == pytest.approx(
             np.array([[1, 0], [0, 1], [2, 0], [0, -0.0225]])
         )
-        assert changed(given, found) == (3,)
+        assert shortened_nodes(given, found) == (3,)
 
     @given(st.integers(0, 2**32 - 1))
     def test_all_others_stay_as_they_are_to_the_bit(self, seed: int) -> None:
@@ -51,29 +51,29 @@ class TestClippedMean:
         )
         w[4] = start + 1000 * (w[4] - start)
         reported = Report(2, np.arange(5), np.full(5, 5), np.ones(5), np.ones(5), w=w)
-        found = ClippedMean().believed(reported, start, 9)
+        found = ClippedMean().capped(reported, start, 9)
         assert found.w is not None
         assert found.w[:4].tobytes() == w[:4].tobytes()
-        assert changed(reported, found) == (4,)
+        assert shortened_nodes(reported, found) == (4,)
 
     def test_nothing_changes_where_none_is_too_long(self) -> None:
         given = report((1, 0), (0, 1), (5.9, 0))
-        assert ClippedMean(6.0).believed(given, START, 2) is given
+        assert ClippedMean(6.0).capped(given, START, 2) is given
 
     def test_of_two_nobody_knows_which_one_is_too_long(self) -> None:
         given = report((1, 0), (0, 1e9))
-        assert ClippedMean(6.0).believed(given, START, 2) is given
+        assert ClippedMean(6.0).capped(given, START, 2) is given
 
     def test_what_is_not_finite_is_left_to_others(self) -> None:
         given = report((1, 0), (0, 1), (2, 0), (np.nan, 0), (0, -100))
-        found = ClippedMean(6.0).believed(given, START, 2)
+        found = ClippedMean(6.0).capped(given, START, 2)
         assert found.w is not None
         assert np.isnan(found.w[3]).any()
         assert found.w[4] - START == pytest.approx(np.array([0, -0.0225]))
 
     def test_gradients_are_held_too(self) -> None:
         gradients = np.array([[1, 0], [1, 0], [50, 0]], np.float32)
-        found = ClippedMean(6.0).believed(
+        found = ClippedMean(6.0).capped(
             report((1, 0), (0, 1), (1, 0), gradients=gradients), START, 2
         )
         assert found.gradients is not None
@@ -83,7 +83,7 @@ class TestClippedMean:
 
     def test_running_statistics_are_not_looked_at(self) -> None:
         given = report((1, 0), (1, 0), (1, 1e6))
-        assert ClippedMean(6.0).believed(given, START, 1) is given
+        assert ClippedMean(6.0).capped(given, START, 1) is given
 
     def test_an_honest_run_has_the_bits_of_the_mean(self) -> None:
         """SVM, Case 2: nobody is too long, and drift is corrected as with the mean."""
@@ -178,6 +178,6 @@ def test_drift_is_not_corrected_where_the_mean_is_not_taken(name: str) -> None:
     run = train(model="svm", case=2, budget="time=1s", combine=name)
     assert not any(record.corrected for record in run.rounds)
     with pytest.raises(
-        UserError, match="drift is corrected only where reports are averaged"
+        UserError, match="drift correction requires that reports are averaged"
     ):
         train(model="svm", budget="time=1s", combine=name, drift_correction=True)

@@ -392,7 +392,7 @@ class TestNews:
         )
         fleet.answer(first)
         with pytest.raises(
-            PeerError, match="round 3 after round 1, without what happened in between"
+            PeerError, match="round 3 after round 1, without a catch-up"
         ):
             fleet.receive(replace(first, round=3))
         with pytest.raises(PeerError, match="without the mean of all corrections"):

@@ -80,9 +80,7 @@ class TestMerge:
     )
     def test_refuses_what_some_have_and_some_have_not(self, field: str) -> None:
         without = replace(report(1), **{field: None})  # type: ignore[arg-type]
-        with pytest.raises(
-            PeerError, match=f"some reports of round 4 have {field} and some have not"
-        ):
+        with pytest.raises(PeerError, match=f"only some reports of round 4 have {field}"):
             Report.merge([report(0), without])
 
     def test_refuses_different_rounds(self) -> None:
@@ -179,6 +177,6 @@ class TestReportFields:
 
     def test_drift_is_described_where_it_is_asked_for(self) -> None:
         with pytest.raises(
-            ValueError, match="how drift is corrected where that is asked for"
+            ValueError, match="`drift` is set if the request corrects drift"
         ):
             Broadcast(1, np.zeros(1, np.float32), 1, 0.1, Request(drift=True), False, False)

@@ -248,7 +248,7 @@ class TestUpdateRule:
         aggregator = make(update=Short())
         before = aggregator.start()
         with pytest.raises(
-            UserError, match=r"Short gave an array of shape \(1,\), not \(2,\)"
+            UserError, match=r"Short returned an array of shape \(1,\), not \(2,\)"
         ):
             aggregator.receive(report(before, 1.0), ONE)
         assert aggregator.pending is before
@@ -292,7 +292,7 @@ class TestCombineRule:
             aggregator.receive(sums, ONE)
 
     def test_a_rule_of_sums_can_only_be_the_weighted_mean(self) -> None:
-        with pytest.raises(UserError, match="Median must say that it needs reports"):
+        with pytest.raises(UserError, match="Median must set `needs_reports` to True"):
             make(combine=Median(needs_reports=False))
 
 
@@ -405,7 +405,9 @@ def run(controller: Any, **method: Any) -> Any:
 def mentions(pattern: str, *rooms: str) -> Sequence[str]:
     """The modules of these rooms that have the pattern in their code."""
     package = Path(fedbudget.__file__).parent
-    files = [file for room in rooms for file in sorted((package / room).rglob("*.py"))]
+    files = [
+        file for reserve in rooms for file in sorted((package / reserve).rglob("*.py"))
+    ]
     code = {
         file.name: re.sub(r'"""(.|\n)*?"""|#.*', "", file.read_text()) for file in files
     }

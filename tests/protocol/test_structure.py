@@ -92,7 +92,7 @@ def test_messages_and_positions_come_back() -> None:
         ({"inner": [{"values": None}]}, "missing required field `number`"),
         ({"w": "v"}, "there is no array 'v'"),
         ({"w": 3}, "there is no array 3"),
-        ({"w": "any_type"}, "any_type is of int8, not float32"),
+        ({"w": "any_type"}, "any_type has type int8, not float32"),
         ({"count": 1.5}, "Expected `int`, got `float`"),
         ({"count": True}, "Expected `int`, got `bool`"),
         ({"name": None}, "Expected `str`, got `null`"),

@@ -317,5 +317,5 @@ def test_a_fleet_refuses_work_that_is_not_its_own(updates: tuple[int, ...]) -> N
         stop=False,
         work=Work(1.0, 2, updates),
     )
-    with pytest.raises(PeerError, match="2 nodes are to make"):
+    with pytest.raises(PeerError, match="2 nodes cannot make"):
         fleet.receive(broadcast)

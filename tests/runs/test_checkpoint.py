@@ -18,7 +18,7 @@ from fedbudget.budget.step_size import AutoStepState
 from fedbudget.errors import UserError
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.messages import Drift, Request
-from fedbudget.protocol.state import AggregatorState, Phase
+from fedbudget.protocol.state import AggregatorState, Phase, updated
 from fedbudget.runs.checkpoint import Checkpoint, _checksum
 from fedbudget.runs.folder import CHECKPOINT
 from fedbudget.runs.record import RoundRecord
@@ -105,7 +105,7 @@ def example(**other: Any) -> AggregatorState[Any, Any]:
 
 FRUGAL = METHODS["frugal"]
 LEDGER = Ledger.open(Budget({"time": 9.5, "bytes": 1e301}), costs([0.1, 0.2], [0.3, 0.0]))
-LEDGER = LEDGER.charge(3, costs([0.2, 1e-300], [0.3, 0.1])).charge_besides(
+LEDGER = LEDGER.charge(3, costs([0.2, 1e-300], [0.3, 0.1])).charge_extra(
     np.array([1 / 3, 1e300])
 )
 DRIFT = DriftState(
@@ -182,7 +182,7 @@ class TestWhatIsWrittenIsRead:
             example(
                 loss=loss,
                 step_size=step_size,
-                ledger=LEDGER.charge_besides(np.array([spent, 0.0])),
+                ledger=LEDGER.charge_extra(np.array([spent, 0.0])),
             )
         )
         checkpoint.save(folder)
@@ -210,7 +210,7 @@ class TestWhatIsWrittenIsRead:
 def test_a_w_that_is_not_finite_is_not_the_end(tmp_path: Path) -> None:
     """The run goes on from w^f, with nothing learned of drift."""
     state = EXAMPLE.state
-    replace(EXAMPLE, state=state.updated(w=np.array([1, np.inf, 2], np.float32))).save(
+    replace(EXAMPLE, state=updated(state, w=np.array([1, np.inf, 2], np.float32))).save(
         tmp_path
     )
     found = Checkpoint.load(tmp_path, FRUGAL).state

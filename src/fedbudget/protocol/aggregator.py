@@ -1,32 +1,39 @@
-"""Algorithm 2 as a state machine: reports and costs in, the next broadcast or the outcome out.
-
-Rules: no clock, no file, no randomness; what changes is one frozen value, `state`, and that in `start`, `receive`,
-`charge`, `forget`, `interrupt` and `give_up` only; a report that is refused changes nothing; of nodes only sums are
-looked at, which are the same bits whoever summed (sums.py), unless the combination rule needs every report.
+"""The aggregator as a state machine: Algorithm 2 of the paper.
 
     READY --start--> ROUND --receive--> ROUND ... --receive--> FINAL --receive--> DONE
                        |                                         ^                 ^
-                       '-- nothing more fits, or only the final loss does --'      |
+                       '-- the budget allows no other round -----'                 |
     any phase --interrupt--> DONE            ROUND or FINAL --give_up--------------'
 
-Between two rounds an engine may `forget` nodes, and take the `state` to disk; `resume` goes on from it. With more
-budget that is also possible from DONE, with the round that would have come next; the final round stays the run's.
+Rules of this file:
 
-The order of things in one `receive` of a round from t₀ to t:
+- No clock, no file, no randomness.
+- All that changes is one frozen value, `state`. Only `start`, `receive`, `charge`,
+  `forget`, `interrupt` and `give_up` replace it. A report that is refused changes nothing.
+- The aggregator reads sums over nodes (sums.py), which are the same bits in any grouping.
+  Only some combination rules need every node's report.
 
-    1. The ledger is charged with what the round cost, and told what the next is thought to cost.
-    2. F(w(t₀)), eq. (2); when it is below F(w^f), w^f ← w(t₀), and nodes are told so with the next broadcast. The loss
-       of w(t) itself is known one round later, hence the final round.
-    3. w(t): the w_i(t) that are finite are combined to their mean (combine.py), eq. (5), by which the update rule moves
-       w (update.py). When there is none, or when η adapts and F(w(t₀)) is far above F(w^f), the run goes back to w^f,
-       the w that is known to be good, with τ=1. Where messages are compressed with loss, w(t) becomes what nodes will
-       hold of it, before all that follows.
-    4. ρ̂, β̂, δ̂ (estimates.py). Where drift is corrected, nodes' divergences say whether to go on with it (drift.py).
-    5. The step size chooses η, and the controller τ. When the ledger says that this round would be the last to fit, τ
-       falls to what fits and STOP is sent with it, and room is kept for the final loss, which then follows whatever the
-       round has cost. When not even τ=1 fits, the final loss comes at once; when that does not fit, the run ends.
+Between two rounds an engine may `forget` nodes and save the `state`; `resume` continues
+from it. With a larger budget a run also resumes from DONE, with the round that would have
+come next; the final round stays part of the run.
+
+`receive` names the stages of a round; state.py has a function for each:
+
+1. Charge the ledger with the cost of the round.
+2. Compute F(w(t₀)), eq. (2). If it is below F(w^f), w^f ← w(t₀), and the next broadcast
+   announces it. The loss of w(t) itself follows one round later, hence the final round.
+3. Decide whether to recover: if no w_i(t) is finite, or if η adapts and F(w(t₀)) is far
+   above F(w^f), the run returns to w^f with τ=1.
+4. Combine the finite w_i(t), eq. (5) (combine.py), and apply the update rule (update.py).
+   If messages are compressed, w(t) becomes the vector that nodes will receive.
+5. Estimate ρ̂, β̂, δ̂ (estimates.py).
+6. Decide from the nodes' divergences whether to correct drift in the next round (drift.py).
+7. Choose η and τ. If this is the last round that fits the budget, τ shrinks to fit with the
+   final loss, and the broadcast announces STOP. If not even τ=1 fits, the final loss
+   follows at once; if that does not fit either, the run ends.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,12 +47,32 @@ from fedbudget.budget.spending import open_ledger, progress
 from fedbudget.budget.step_size import StepSizeInputs
 from fedbudget.errors import UserError
 from fedbudget.evaluation.points import NodeEvaluation
-from fedbudget.protocol import state as stages
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.estimates import next_estimates
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Private, Report
 from fedbudget.protocol.method import Choice, Method, choose
-from fedbudget.protocol.state import AggregatorState, Phase
+from fedbudget.protocol.state import (
+    AggregatorState,
+    Phase,
+    Quantize,
+    apply_update,
+    bound_outliers,
+    check_recovery,
+    combine_reports,
+    damp_velocity,
+    first_round_scale,
+    reopen,
+    rescale_velocity,
+    shortened_nodes,
+    step_size_inputs,
+    updated,
+    with_bias,
+    with_coming_delta,
+    with_drift,
+    with_losses,
+    with_times,
+    without_bias,
+)
 from fedbudget.protocol.sums import Reports, ReportsHere, Sums
 from fedbudget.protocol.update import without_statistics
 from fedbudget.protocol.workload import NodeTimes, StepTimes, WorkShares
@@ -55,30 +82,30 @@ _State = AggregatorState[Any, Any]
 
 @dataclass(frozen=True)
 class Round:
-    """One round of a run, as it is recorded.
+    """Record of one round.
 
     Args:
-      round: counts from 1.
-      t: local updates per node when it ended.
+      round: number of the round, from 1.
+      t: local updates per node at its end.
       tau: local updates in it; 0 in the final round, which only evaluates the loss.
-      reason: why this τ.
+      reason: why the controller chose this τ.
       eta: step size.
-      loss: F(w(t₀)), at the w that the round started from; on mini-batches when descent is stochastic.
-      best_loss: F(w^f) on the same samples, w^f as of the end of the round.
-      estimates: ρ̂, β̂, δ̂ as they stand after the round.
-      kept: the estimates among them that this round could not give, and that are still an earlier round's.
-      ledger: what it cost, and what was spent until its end.
-      expected: ĉ and b̂ that the next τ is chosen with; None where no τ is chosen.
-      nodes: how many nodes took part.
-      left_out: the numbers of those among them whose w_i was not finite.
-      shortened: and of those whose update was longer than the combination rule believes.
-      missed: the numbers of nodes that were asked to take part and did not answer in time; the engine knows.
-      corrected: whether drift was corrected in it.
-      divergence: of the nodes' gradients without drift correction and with it, until the round before; None where
-        drift is never corrected.
-      evaluation: what nodes' test samples say, where they were asked; the engine knows.
-      work: who made how many updates, where that was not τ for all; τ is then of the slowest node.
-      private: what it was as a private round; then no loss is known, and η is 0 where nodes have their own.
+      loss: F(w(t₀)) at the start of the round; on mini-batches if descent is stochastic.
+      best_loss: F(w^f) on the same samples, with w^f as of the end of the round.
+      estimates: ρ̂, β̂, δ̂ after the round.
+      kept: names of the estimates that this round could not renew.
+      ledger: cost of the round, and what was spent until its end.
+      expected: ĉ and b̂ for the next choice of τ; None if no τ is chosen.
+      nodes: number of nodes that took part.
+      left_out: numbers of the nodes whose w_i was not finite.
+      corrected: whether drift was corrected.
+      divergence: divergence of the nodes' gradients without and with drift correction,
+        until the round before; None without drift correction.
+      missed: numbers of the nodes that did not answer in time; set by the engine.
+      evaluation: results on the nodes' test samples, if requested; set by the engine.
+      work: local updates of each node, unless all made τ; τ is then the slowest node's.
+      shortened: numbers of the nodes whose update the combination rule shortened.
+      private: settings of a private round. It has no loss; η is 0 if nodes use their own.
     """
 
     round: int
@@ -105,7 +132,13 @@ class Round:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: w^f, and what stopped it (a resource's name, `rounds`, `interrupted`)."""
+    """End of a run.
+
+    Args:
+      w: w^f, [parameters].
+      stopped_by: name of a resource, `rounds` or `interrupted`.
+      ledger: what was spent.
+    """
 
     w: Float32
     stopped_by: str
@@ -113,16 +146,16 @@ class Outcome:
 
 
 class Aggregator:
-    """Runs Algorithm 2 over any number of fleets.
+    """Run Algorithm 2 over any number of fleets.
 
     Args:
       w: w(0), [parameters].
-      method: what decides.
-      budget: what may be spent.
-      expected: what a round is thought to cost before the first one has been made.
-      rounds: the most rounds to make, besides the budget.
-      quantize: what nodes will hold of vectors; these themselves when left out.
-      statistics: how many of w's last numbers are running statistics, see statistics.py.
+      method: the rules that decide.
+      budget: limits of the run.
+      expected: expected cost of a round before the first measurement.
+      rounds: maximum number of rounds, in addition to the budget.
+      quantize: converts a vector to what nodes receive of it; None without compression.
+      statistics: number of running statistics at the end of w (update.py).
     """
 
     def __init__(
@@ -133,7 +166,7 @@ class Aggregator:
         budget: Budget,
         expected: Costs,
         rounds: int | None = None,
-        quantize: stages.Quantize | None = None,
+        quantize: Quantize | None = None,
         statistics: int = 0,
     ) -> None:
         self.method = method
@@ -162,30 +195,28 @@ class Aggregator:
         method: Method,
         budget: Budget,
         rounds: int | None = None,
-        quantize: stages.Quantize | None = None,
+        quantize: Quantize | None = None,
         more: bool = False,
     ) -> "Aggregator":
-        """The aggregator that had this state; the other arguments are what that one was made with.
+        """Return the aggregator that had this state.
 
         Args:
-          more: but for limits that are larger now: an end that was near or reached is taken back.
+          state: state of the earlier aggregator.
+          method, budget, rounds, quantize: arguments of the earlier aggregator.
+          more: whether limits are larger now; then an announced end is withdrawn.
         """
-        if state.ledger.budget.limits.keys() != budget.limits.keys():
-            raise UserError(
-                f"the run that is to go on has a budget of {state.ledger.budget}, not of {budget}"
-            )
+        old = state.ledger.budget
+        if old.limits.keys() != budget.limits.keys():
+            raise UserError(f"the resumed run has a budget of {old}, not of {budget}")
         if state.request.drift != method.correct_drift:
-            does, not_so = (
-                ("does not correct", "does")
-                if method.correct_drift
-                else ("corrects", "does not")
-            )
+            option = "with" if state.request.drift else "without"
             raise UserError(
-                f"the run that is to go on {does} drift, and what it is to go on with {not_so}"
+                f"the run began {option} drift correction and must resume {option} it"
             )
         if state.request != method.request:
             raise UserError(
-                f"the run that is to go on asks nodes for other things: {state.request}"
+                f"the run began with other requests to its nodes: {state.request}; "
+                "resume it with the settings it began with"
             )
         free = Costs(np.zeros_like(budget.array), np.zeros_like(budget.array))
         self = cls(
@@ -196,19 +227,20 @@ class Aggregator:
             rounds=rounds,
             quantize=quantize,
         )
-        state = state.updated(ledger=replace(state.ledger, budget=budget))
+        state = updated(state, ledger=replace(state.ledger, budget=budget))
         self.state = self._extended(state) if more else state
         return self
 
     def start(self) -> Broadcast:
+        """Return the first broadcast."""
         if self.state.phase is not Phase.READY:
             raise LocalError("the run has started already")
-        state = self.state.updated(phase=Phase.ROUND)
+        state = updated(self.state, phase=Phase.ROUND)
         first = Choice(state.decision, self.method.by_data)
         if self.method.request.one_step:
             first = choose(self.method, state, recover=False)
         answer = self._answer(self._announce(state, first, best=False))
-        assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
+        assert isinstance(answer, Broadcast)  # a ledger opens only if one round fits
         return answer
 
     def receive(
@@ -219,42 +251,50 @@ class Aggregator:
         usual: bool = True,
         times: NodeTimes | None = None,
     ) -> Broadcast | Outcome:
-        """One round's reports, merged or already summed, and what the round cost.
+        """Process the reports of a round and return the next broadcast, or the outcome.
 
         Args:
-          costs: what is charged.
-          usual: whether that says anything of what other rounds will cost.
-          times: what a local update took at each node, where that is known.
+          report: the merged reports, or their sums.
+          costs: cost of the round.
+          usual: whether other rounds are expected to cost the same.
+          times: time of a local update at each node, if measured.
         """
         broadcast = self._require_pending(report)
         method = self.method
-        given = report
-        report = stages.believed(method.combine, given, self.state)
-        reports = ReportsHere(report) if isinstance(report, Report) else report
+        bounded = bound_outliers(method.combine, report, self.state)
+        reports = ReportsHere(bounded) if isinstance(bounded, Report) else bounded
         sums = reports.sums
+
+        # 1. Charge the ledger.
         ledger = self.ledger.charge(max(1, broadcast.tau), costs, usual=usual)
-        state, best = stages.with_losses(self.state.updated(ledger=ledger), sums)
+        state = updated(self.state, ledger=ledger)
+
+        # 2. Losses, and the best w so far. The final round ends here.
+        state, best = with_losses(state, sums)
         if state.phase is Phase.FINAL:
             self.last = self._round(state, broadcast, sums)
-            return self._answer(state.updated(phase=Phase.DONE, became_best=best))
-        state = stages.with_times(
-            state.updated(t=state.t + round(broadcast.effective)), broadcast, times
-        )
-        state, recover = stages.with_verdict(state, sums, adapts=method.step_size.adapts)
-        combined = mean = None if recover else stages.combined(method.combine, report, sums)
-        if mean is not None:
-            mean = stages.unbiased(state, broadcast, mean)
-        spent = progress(ledger, method.spending)
-        before = progress(self.ledger, method.spending)
-        improved = best and sums.loss_gap < -sums.loss_gap_error
-        inputs = StepSizeInputs(
-            sums.largest_beta, spent, sums.mean_beta, improved, max(0.0, spent - before)
-        )
-        scale = stages.first_scale(method.step_size, state, broadcast, inputs)
-        start, state = state.start, stages.with_retreat(state, method.update, sums)
-        state, mean, recover = stages.moved(
+            return self._answer(updated(state, phase=Phase.DONE, became_best=best))
+        state = updated(state, t=state.t + round(broadcast.effective))
+        state = with_times(state, broadcast, times)
+
+        # 3. Return to the best w, if the run diverges.
+        state, recover = check_recovery(state, sums, adapts=method.step_size.adapts)
+
+        # 4. Combine the reports and move w.
+        combined = None
+        mean = None
+        if not recover:
+            combined = combine_reports(method.combine, bounded, sums)
+            mean = without_bias(state, broadcast, combined)
+        inputs = step_size_inputs(method.spending, self.ledger, ledger, sums, best=best)
+        scale = first_round_scale(method.step_size, state, broadcast, inputs)
+        start = state.start
+        state = damp_velocity(state, method.update, sums)
+        state, mean, recover = apply_update(
             state, method.update, mean, self._quantize, span=broadcast.span, scale=scale
         )
+
+        # 5. Estimate ρ, β, δ.
         kept: tuple[str, ...] = ()
         if broadcast.request.estimate:
             parameters = without_statistics(mean, state.statistics)
@@ -265,103 +305,116 @@ class Aggregator:
                 parameters,
                 from_nodes=method.delta_from_nodes,
             )
-            state = state.updated(estimates=estimates)
-        if state.drift is not None:
-            known = report if isinstance(report, Report) else sums.report
-            anew = (
-                recover or report is not given
-            )  # or c would not be the mean of what nodes know of themselves
-            state = stages.with_drift(
-                state, state.drift, known, sums, broadcast, recover=anew, start=start
-            )
-            if self._quantize is not None:
-                state = stages.with_bias(state, broadcast, None if recover else combined)
-        work = WorkShares.of(broadcast, times)
-        shortened = stages.changed(given, report)
-        round_ = replace(
-            self._round(state, broadcast, sums), kept=kept, work=work, shortened=shortened
+            state = updated(state, estimates=estimates)
+
+        # 6. Drift correction. It restarts if reports were bounded: c would not be the mean
+        #    of the c_i that the nodes computed.
+        restart = recover or bounded is not report
+        known = bounded if isinstance(bounded, Report) else sums.report
+        state = with_drift(state, known, sums, broadcast, restart=restart, start=start)
+        if self._quantize is not None:
+            state = with_bias(state, broadcast, None if recover else combined)
+
+        record = replace(
+            self._round(state, broadcast, sums),
+            kept=kept,
+            work=WorkShares.of(broadcast, times),
+            shortened=shortened_nodes(report, bounded),
         )
+
+        # 7. Choose the step size and τ, and announce the next round.
         follow = method.step_size.recover if recover else method.step_size.next
-        state = state.updated(step_size=follow(state.step_size, inputs))
-        state = stages.at_pace(
-            state, method.update, broadcast, broadcast.eta * scale, recover=recover
-        )
+        state = updated(state, step_size=follow(state.step_size, inputs))
+        eta = broadcast.eta * scale
+        state = rescale_velocity(state, method.update, broadcast, eta, recover=recover)
         if broadcast.stop:
             state = self._finish(state, best=best)
         else:
             state = self._announce(state, choose(method, state, recover=recover), best=best)
-        self.last = round_  # when nothing can fail any more, of what may be the user's own
+
+        self.last = record  # only now: a custom rule may have raised in any stage above
         return self._answer(state)
 
     def charge(self, costs: Costs) -> None:
-        """What was spent besides rounds that were counted: on one that did not come together, say."""
-        self.state = self.state.updated(
-            ledger=self.ledger.charge_besides(costs.aggregation)
-        )
-
-    def interrupt(self, costs: Costs | None = None) -> Outcome:
-        """Ends the run where it is, with w^f as known.
+        """Charge a cost outside of counted rounds, such as of a round that failed.
 
         Args:
-          costs: what the unfinished round has cost so far, as `aggregation`.
+          costs: the cost, as `aggregation`.
+        """
+        ledger = self.ledger.charge_extra(costs.aggregation)
+        self.state = updated(self.state, ledger=ledger)
+
+    def interrupt(self, costs: Costs | None = None) -> Outcome:
+        """End the run now, with the current w^f.
+
+        Args:
+          costs: cost of the unfinished round so far, as `aggregation`.
         """
         if self.state.phase is Phase.DONE:
             raise LocalError("the run has ended already")
         return self._end(costs, "interrupted")
 
     def give_up(self, costs: Costs, stopped_by: str) -> Outcome:
-        """Ends the run in the middle of a round that never came together, with w^f as known.
+        """End the run in a round that cannot complete, with the current w^f.
 
         Args:
-          costs: what that round has cost, as `aggregation`; no updates are counted.
-          stopped_by: a resource that is gone, say.
+          costs: cost of that round, as `aggregation`; its updates do not count.
+          stopped_by: reason, such as the name of an exhausted resource.
         """
         if self.pending is None:
             raise LocalError(f"there is no round to give up: the run is {self.state.phase}")
         return self._end(costs, stopped_by)
 
     def forget(self, nodes: Collection[int]) -> Broadcast:
-        """Nodes that have left for good, or have come back without their memory, no longer count.
+        """Remove nodes that left for good or returned without their memory.
 
-        To be called between rounds, before the broadcast is sent that was answered last; returns the one to send
-        instead. Where these nodes' c_i had a part in c, it asks for a round without correction (drift.py says why), and
-        is otherwise the same.
+        Call it between rounds, before sending the last broadcast. If the c_i of these nodes
+        are part of c, the new broadcast requests a round without drift correction (drift.py
+        has the reason).
+
+        Args:
+          nodes: numbers of the nodes.
+
+        Returns:
+          The broadcast to send instead of the last one.
         """
         broadcast = self.pending
         state = self.state
         if broadcast is None:
-            raise LocalError(
-                f"nodes are forgotten between rounds: the run is {state.phase}"
-            )
+            raise LocalError(f"forget nodes between rounds: the run is {state.phase}")
         drift = None if state.drift is None else state.drift.forget(nodes)
         if drift is None or drift is state.drift:
             return broadcast
         if drift.coming.correct and broadcast.tau > 0:
             drift = replace(drift, coming=replace(drift.coming, correct=False))
-            state = stages.with_coming_delta(state, drift).updated(work=None)
-        self.state = state.updated(drift=drift)
+            state = updated(with_coming_delta(state, drift), work=None)
+        self.state = updated(state, drift=drift)
         return self.state.broadcast
 
     @property
     def ledger(self) -> Ledger:
+        """What was spent, and the expected cost of rounds."""
         return self.state.ledger
 
     @property
     def pending(self) -> Broadcast | None:
-        """What was broadcast last and is not answered yet."""
-        return (
-            self.state.broadcast if self.state.phase in (Phase.ROUND, Phase.FINAL) else None
-        )
+        """The last broadcast, while it is unanswered."""
+        running = self.state.phase in (Phase.ROUND, Phase.FINAL)
+        return self.state.broadcast if running else None
 
     @property
     def outcome(self) -> Outcome | None:
-        """How the run ended, if it did."""
+        """The outcome, if the run has ended."""
         state = self.state
-        over = state.phase is Phase.DONE and state.stopped_by is not None
-        return Outcome(state.best, state.stopped_by or "", self.ledger) if over else None
+        if state.phase is not Phase.DONE or state.stopped_by is None:
+            return None
+        return Outcome(state.best, state.stopped_by, self.ledger)
 
     def _require_pending(self, report: Report | Reports) -> Broadcast:
-        """Checks a report against what was asked for; of sums that is for whoever summed to do."""
+        """Return the broadcast that the report answers; refuse any other report.
+
+        Sums were checked by the process that summed.
+        """
         broadcast = self.pending
         if broadcast is None:
             raise LocalError(f"no report is expected: the run is {self.state.phase}")
@@ -376,82 +429,99 @@ class Aggregator:
         return broadcast
 
     def _announce(self, state: _State, choice: Choice, *, best: bool) -> _State:
-        """The next round, with the τ that was chosen or as much of it as fits; or the end."""
+        """Announce the next round, with τ shortened to fit the budget; or the end."""
         plan = self.method.spending.plan(state.ledger, choice.decision)
-        state = state.updated(
-            decision=plan.decision or choice.decision, stopped_by=plan.stopped_by
-        )
-        if plan.decision is None:
+        decision = plan.decision
+        if decision is None:
+            state = updated(state, decision=choice.decision, stopped_by=plan.stopped_by)
             return self._finish(state, best=best)
+
         stop = plan.stop
-        if (
-            not stop
-            and self._rounds is not None
-            and state.round + 1 - state.final_rounds >= self._rounds
-        ):
-            stop, state = True, state.updated(stopped_by="rounds")
-        tau = plan.decision.tau
-        workload = choice.workload
-        work = None if workload is None else workload.work(tau)
-        return state.updated(
-            round=state.round + 1, tau=tau, work=work, became_best=best, stop=stop
+        stopped_by = plan.stopped_by
+        if not stop and self._rounds_made(state) + 1 >= self._most_rounds:
+            stop = True
+            stopped_by = "rounds"
+        work = None if choice.workload is None else choice.workload.work(decision.tau)
+        return updated(
+            state,
+            decision=decision,
+            stopped_by=stopped_by,
+            round=state.round + 1,
+            tau=decision.tau,
+            work=work,
+            became_best=best,
+            stop=stop,
         )
 
     def _finish(self, state: _State, *, best: bool) -> _State:
-        """No more rounds: the loss of w(T), if there is room for it; otherwise w^f is what is known to be good."""
-        judged = state.round > 1  # any w but w(0)
-        room = self.method.spending.final_room(state.ledger, judged=judged)
-        if room is None or state.ledger.fits(room):
-            return stages.final_round(state, best=best)
-        return state.updated(
-            phase=Phase.DONE, best=state.best if judged else state.w, became_best=best
-        )
+        """Announce the final round, or end the run if the budget does not cover it."""
+        evaluated = state.round > 1  # the loss of some w other than w(0)
+        reserve = self.method.spending.final_reserve(state.ledger, judged=evaluated)
+        if reserve is None or state.ledger.fits(reserve):
+            return updated(
+                state,
+                phase=Phase.FINAL,
+                round=state.round + 1,
+                tau=0,
+                work=None,
+                became_best=best,
+                stop=True,
+            )
+        w = state.best if evaluated else state.w
+        return updated(state, phase=Phase.DONE, best=w, became_best=best)
 
     def _extended(self, state: _State) -> _State:
-        """Without the end that was announced or reached, now that there is more to spend."""
+        """Withdraw the end that was announced or reached, after the limits have grown."""
         if state.stopped_by is None:
             return state
-        reopened = stages.reopened(state)
-        if (
-            self._rounds is not None
-            and reopened.round - reopened.final_rounds >= self._rounds
-        ):
-            if state.phase is Phase.ROUND:
-                return reopened.updated(stop=True, stopped_by="rounds")
+        reopened = reopen(state)
+        in_round = state.phase is Phase.ROUND
+        if self._rounds_made(reopened) >= self._most_rounds:
+            if in_round:
+                return updated(reopened, stop=True, stopped_by="rounds")
             raise UserError(
-                f"`rounds` is {self._rounds}, and all of them were made: give more `rounds` to go on"
+                f"`rounds` is {self._rounds}, and the run has made all of them: "
+                "set a larger `rounds` to resume"
             )
-        if state.phase is Phase.ROUND:
+        if in_round:
             return reopened
+
         inputs = StepSizeInputs(None, progress(state.ledger, self.method.spending))
-        reopened = reopened.updated(
-            step_size=self.method.step_size.next(state.step_size, inputs)
-        )
-        coming = self._announce(
-            reopened, choose(self.method, reopened, recover=False), best=state.became_best
-        )
+        step_size = self.method.step_size.next(state.step_size, inputs)
+        reopened = updated(reopened, step_size=step_size)
+        choice = choose(self.method, reopened, recover=False)
+        coming = self._announce(reopened, choice, best=state.became_best)
         if coming.phase is not Phase.ROUND and state.phase is Phase.DONE:
             raise UserError(
-                f"budget {state.ledger.budget}: too little is left of {coming.stopped_by} for one more round"
+                f"budget {state.ledger.budget}: too little is left of {coming.stopped_by} "
+                "for one more round"
             )
         return coming
 
+    @property
+    def _most_rounds(self) -> float:
+        return math.inf if self._rounds is None else self._rounds
+
+    def _rounds_made(self, state: _State) -> int:
+        return state.round - state.final_rounds
+
     def _end(self, costs: Costs | None, stopped_by: str) -> Outcome:
-        """Before its time; what the next round would cost is still what it was."""
         if costs is not None:
             self.charge(costs)
-        outcome = self._answer(self.state.updated(phase=Phase.DONE, stopped_by=stopped_by))
+        state = updated(self.state, phase=Phase.DONE, stopped_by=stopped_by)
+        outcome = self._answer(state)
         assert isinstance(outcome, Outcome)
         return outcome
 
     def _answer(self, state: _State) -> Broadcast | Outcome:
-        """Takes the state on, and gives what follows from it."""
+        """Store the state and return what follows from it."""
         self.state = state
         answer = self.pending or self.outcome
         assert answer is not None
         return answer
 
     def _round(self, state: _State, broadcast: Broadcast, sums: Sums) -> Round:
+        drift = broadcast.drift
         return Round(
             round=broadcast.round,
             t=state.t,
@@ -466,8 +536,6 @@ class Aggregator:
             expected=self.method.spending.costs(state.ledger),
             nodes=sums.nodes,
             left_out=sums.left_out,
-            corrected=broadcast.drift is not None
-            and broadcast.drift.correct
-            and broadcast.tau > 0,
+            corrected=drift is not None and drift.correct and broadcast.tau > 0,
             divergence=None if state.drift is None else state.drift.divergence,
         )

@@ -1,31 +1,35 @@
 """Algorithm 3 for n ≥ 1 nodes at once. An edge device is a fleet of one.
 
-A round has three parts, so that an engine can read its meters between them; only the middle one is a local update, and
-the rest counts as aggregation, as in the paper:
+A round has three parts, so that an engine can read its meters between them. Only `update`
+makes local updates; the rest counts as aggregation, as in the paper:
 
-    receive(broadcast)   take w(t₀), and what the interval before tells of drift; evaluate what the estimates need at
-                         w_i(t₀), before it is given up
+    receive(broadcast)   store w(t₀), update drift correction from the previous interval,
+                         evaluate what the estimates need at w_i(t₀)
     update()             τ local updates from w(t₀)
-    report()             w_i(t), the losses, and ρ̂_i, β̂_i, ∇F_i(w(t₀)) where they are wanted
+    report()             w_i(t), the losses, and ρ̂_i, β̂_i, ∇F_i(w(t₀)) if requested
 
-A round may come to nothing: a report is late, or the aggregator goes on from an earlier round. Then a fleet goes back
-to a fork from before it. A fleet whose process does not last gives its `memory` to the next one, of the same nodes.
+A round may fail: a report is late, or the aggregator resumes from an earlier round. The
+fleet then continues from a `fork` taken before it. A fleet whose process ends passes its
+`memory` to the next fleet of the same nodes.
 
-The loss and gradient at w(t₀) are the by-product of the first local update, and the loss at w^f is taken in the same
-pass over its mini-batch; only those at w_i(t₀) are evaluated for themselves. All of them use that one mini-batch.
+Rules of this file:
 
-Where the step size adapts, three things differ: that mini-batch is a new one and not the last of the round before,
-small mini-batches are judged by several (evidence.py), and a node whose w_i(t₀) is w(t₀) looks aside for its β̂_i.
-
-Where β̂_i is searched for in the first round (first_step.py), a node makes the updates of that round with its own
-η_i = 1/β̂_i, and says where η would have taken it: w_i ← w + η/η_i (w_i - w), which the aggregator makes good for later.
-
-Where w is in motion, nodes go on with a part of the last move of w (messages.py, `momentum`): each update makes a τ-th
-of it, besides its step along the gradient. So gradients are those of where w will be, and stop what goes too far.
-
-Where nodes make different numbers of updates (workload.py), each makes its own, τ_i, and says where τ_eff of them would
-have taken it. All draw as many mini-batches as the node that makes most: so nodes draw the same, in one fleet or many.
-Where vectors are sent with fewer bits (compression.py), w_i is what will arrive of it, in all that follows here too.
+- The loss and gradient at w(t₀) are a by-product of the first local update, and the loss at
+  w^f comes from the same pass over its mini-batch. Only those at w_i(t₀) need an evaluation
+  of their own. All of them use that one mini-batch.
+- If the step size adapts, three things differ. That mini-batch is a new one, not the last
+  of the previous round. Small mini-batches are replaced by several (estimates.py). A node
+  whose w_i(t₀) equals w(t₀) probes another point for its β̂_i.
+- If nodes search β̂_i in the first round (estimates.py), a node uses its own step size
+  η_i = 1/β̂_i in that round. It reports the w_i that η would have reached,
+  w_i ← w + η/η_i (w_i - w), and the aggregator rescales it.
+- With momentum, nodes repeat a part of the last step of w: each update adds a τ-th of it to
+  its step along the gradient. Gradients are then evaluated close to the coming w.
+- If nodes make different numbers of updates (workload.py), each makes its own τ_i and
+  reports the w_i that τ_eff updates would have reached. All draw as many mini-batches as
+  the node with the most updates. So nodes draw the same ones in one fleet or in many.
+- If vectors are compressed (compression.py), w_i is the vector that will arrive, also in
+  all that follows here.
 """
 
 import copy
@@ -51,7 +55,7 @@ from fedbudget.protocol.estimates import (
 )
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
 from fedbudget.protocol.sample_privacy import NodeNoise, SampleUpdates
-from fedbudget.protocol.state import FleetState, gone_on, motion_of
+from fedbudget.protocol.state import FleetState, extrapolated
 from fedbudget.protocol.sums import SAME, norms, slope
 from fedbudget.protocol.update import descend_near, scaled_from, with_statistics_of
 
@@ -60,12 +64,13 @@ class Fleet:
     """n nodes with their shards.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       shards: the nodes' data.
-      batch: samples in a mini-batch; None for whole shards, that is deterministic gradient descent.
-      seed: of the mini-batches; the same for all nodes of all fleets.
-      numbers: the nodes' numbers among all nodes of the run; 0..n-1 when left out.
-      noise: of the nodes' own, where single samples are to be protected.
+      batch: samples in a mini-batch; None for whole shards (deterministic gradient
+        descent).
+      seed: seed of the mini-batches; the same for all nodes of all fleets.
+      numbers: the nodes' numbers among all nodes of the run; 0..n-1 by default.
+      noise: noise of the nodes, for per-sample privacy.
     """
 
     def __init__(
@@ -80,75 +85,68 @@ class Fleet:
     ) -> None:
         self.model = model
         self.shards = shards
-        self.numbers = np.asarray(
-            range(len(shards)) if numbers is None else numbers, dtype=np.int64
-        )
+        chosen = range(len(shards)) if numbers is None else numbers
+        self.numbers = np.asarray(chosen, dtype=np.int64)
         if len(self.numbers) != len(shards) or (np.diff(self.numbers) <= 0).any():
             raise ValueError("a fleet's nodes need one number each, in rising order")
         self.sampler = Sampler(shards.size, batch, seed)
+        self.sent = SentVectors()  # compressed vectors of the last report
         self._private = SampleUpdates(model, shards, self.numbers, noise)
+
+        # Memory between rounds. Arrays are replaced, never changed in place.
         self._broadcast: Broadcast | None = None
-        self._indices: BatchIndices | None = None
-        self._w: Float32 | None = None  # w_i(t), [nodes, parameters], from the last updates
-        self._start: Float32 | None = (
-            None  # w(t₀) and what was gone once more of the last way, [parameters]
-        )
-        self._before: Float32 | None = (
-            None  # the w that this way began at, where it is known
-        )
-        self._learned = False  # c_i of all nodes follow from the last updates
-        self._correction: Correction | None = None
-        self._best: Float32 | None = None  # our copy of w^f
+        self._w: Float32 | None = None  # w_i(t) of the last updates, [nodes, parameters]
+        self._start: Float32 | None = None  # w(t₀), extrapolated by momentum, [parameters]
+        self._before: Float32 | None = None  # the w before w(t₀), if `_start` needs it
+        self._best: Float32 | None = None  # w^f
         self._best_known: Float64 | None = None  # F_i(w^f) on whole shards
+        self._losses: Float64 | None = None  # F_i(w(t₀))
+        self._steepest: Float32 | None = None  # change of ∇F_i, [nodes, parameters]
+        self._correction: Correction | None = None
+        self._learned = False  # c_i of all nodes follow from the last updates
+
+        # Values within a round.
+        self._indices: BatchIndices | None = None
         self._local: tuple[Float64, Float32] | None = None  # F_i and ∇F_i at w_i(t₀)
-        self._evidence: Evidence | None = None  # the same and more, of several mini-batches
+        self._evidence: Evidence | None = None  # the same over several mini-batches
         self._searched: Float64 | None = None  # β̂_i of nodes that have just joined
         self._distance: Float64 | None = None  # ‖w_i(t₀) - w(t₀)‖
+        self._probes = False  # some nodes probe another point
         self._descent: Descent | None = None
-        self._probes = False  # some nodes do
-        self._steepest: Float32 | None = (
-            None  # by how much ∇F_i changed there, [nodes, parameters]
-        )
-        self._losses: Float64 | None = None  # F_i(w(t₀))
         self._best_losses: Float64 | None = None  # F_i(w^f)
-        self.sent = SentVectors()  # the last report's, where they are sent with fewer bits
 
     def fork(self) -> "Fleet":
-        """Another fleet with the same memory, that goes its own way from here on; model and shards are shared."""
-        twin = copy.copy(self)  # arrays are replaced, never changed in place
+        """Return an independent copy of the fleet; model and shards are shared."""
+        twin = copy.copy(self)
         twin.sampler = self.sampler.fork()
         return twin
 
     def compact(self) -> None:
-        """Lets go of vectors that the next round can make again of others, where many fleets are remembered."""
+        """Drop vectors that the next round can recompute, to save memory."""
         if self._before is not None:
             self._start = None
         if self._correction is not None and self._learned:
             self._correction = replace(self._correction, own=NOTHING)
 
     def _expand(self) -> None:
-        """As before `compact`, to the bit."""
+        """Undo `compact`, to the bit."""
         last = self._broadcast
-        if last is not None and self._start is None and self._before is not None:
-            self._start = gone_on(
-                last.w, self._before, last.momentum, self.model.statistics
-            )
-        if (
-            last is not None
-            and self._w is not None
-            and self._correction is not None
-            and not self._correction.own.size
-        ):
+        if last is None:
+            return
+        if self._start is None and self._before is not None:
+            self._start = self._extrapolated(last, self._before)
+        correction = self._correction
+        if self._w is not None and correction is not None and not correction.own.size:
             self._learn_drift(last, self._w)
 
     def memory(self) -> FleetState:
-        """All that is needed to go on from here, once a round was made."""
+        """Return the state to resume from, after a round."""
         self._expand()
         broadcast = self._broadcast
         best = self._best
         losses = self._losses
         if broadcast is None or best is None or losses is None:
-            raise LocalError("a fleet has something to remember after a round")
+            raise LocalError("a fleet has no memory before its first round")
         return FleetState(
             broadcast=broadcast,
             w=self._w,
@@ -163,11 +161,14 @@ class Fleet:
         )
 
     def recall(self, memory: FleetState) -> None:
-        """Goes on from here as the fleet would that `memory` was taken from: one of the same nodes."""
-        shape = (len(self.shards), self.model.parameters)
-        if memory.losses.shape != shape[:1] or memory.best.shape != shape[1:]:
-            known = f"{len(memory.losses)} nodes and {memory.best.size} parameters"
-            raise LocalError(f"a memory of {known} is not of {shape}")
+        """Resume from the memory of a fleet of the same nodes."""
+        nodes = len(self.shards)
+        parameters = self.model.parameters
+        if memory.losses.shape != (nodes,) or memory.best.shape != (parameters,):
+            raise LocalError(
+                f"the memory has {len(memory.losses)} nodes and {memory.best.size} "
+                f"parameters, the fleet {nodes} and {parameters}"
+            )
         self._broadcast = memory.broadcast
         self._w = memory.w
         self._best = memory.best
@@ -179,31 +180,17 @@ class Fleet:
         self._before = None
         self._learned = False
         self.sent = SentVectors(memory.lost)
-        self.sampler.go_to(memory.position)
+        self.sampler.restore(memory.position)
 
     def answer(self, broadcast: Broadcast) -> Report:
-        """A whole round at once."""
+        """Make a whole round and return its report."""
         self.receive(broadcast)
         self.update()
         return self.report()
 
     def receive(self, broadcast: Broadcast) -> None:
-        if broadcast.w.shape != (self.model.parameters,):
-            model = self.model
-            raise PeerError(
-                f"w has shape {broadcast.w.shape}; {model.name} has {model.parameters} parameters"
-            )
-        if broadcast.tau < 0:
-            raise PeerError(f"tau is {broadcast.tau}")
-        work = broadcast.work
-        if work is not None and not (
-            len(work.updates) == len(self.shards)
-            and min(work.updates) >= 1
-            and max(work.updates) <= work.most
-        ):
-            raise PeerError(
-                f"{len(self.shards)} nodes are to make {work.updates} of {work.most} updates"
-            )
+        """Begin a round: draw its mini-batches and evaluate what precedes the updates."""
+        self._require_valid(broadcast)
         self._expand()
         self._follow_best(broadcast)
         before = self._broadcast
@@ -211,20 +198,30 @@ class Fleet:
             self._follow_drift(broadcast, broadcast.drift)
         self._start = self._start_of(broadcast)
         self._broadcast = broadcast.remembered
-        more = mini_batches(self.sampler.batch) if broadcast.request.curvature else 1
-        several = self.sampler.round(more, anew=True) if more > 1 else None
-        anew = broadcast.request.curvature or not broadcast.request.estimate
-        made = broadcast.tau if work is None else work.most
-        epoch = broadcast.request.per_sample
-        self._indices = self.sampler.round(made, anew=anew, epoch=epoch)
+        self._descent = None
+        self._losses = None
+        self._best_losses = None
+        self._local = None
+        self._distance = None
+        self._evidence = None
+        self._searched = None
+
+        request = broadcast.request
+        work = broadcast.work
+        several = None
+        if request.curvature:
+            count = mini_batches(self.sampler.batch)
+            several = self.sampler.round(count, fresh=True) if count > 1 else None
+        self._indices = self.sampler.round(
+            broadcast.tau if work is None else work.most,
+            fresh=request.curvature or not request.estimate,
+            epoch=request.per_sample,
+        )
         if work is not None:
             self._indices = replace(self._indices, counts=np.array(work.updates))
-        self._descent = self._losses = self._best_losses = self._local = self._distance = (
-            self._evidence
-        ) = None
-        self._searched = None
-        if not broadcast.request.estimate or self._w is None or before is None:
-            if broadcast.request.one_step and broadcast.tau > 0:
+
+        if not request.estimate or self._w is None or before is None:
+            if request.one_step and broadcast.tau > 0:
                 self._searched = searched_steepness(
                     self.model, self.shards, one_of(self._indices, 0), broadcast.w
                 )
@@ -238,68 +235,82 @@ class Fleet:
             local = self.model.descend(points, self.shards, one_of(self._indices, 0), 0.0)
             self._local = local.losses, local.gradients
 
+    def _require_valid(self, broadcast: Broadcast) -> None:
+        model = self.model
+        if broadcast.w.shape != (model.parameters,):
+            raise PeerError(
+                f"w has shape {broadcast.w.shape}; "
+                f"{model.name} has {model.parameters} parameters"
+            )
+        if broadcast.tau < 0:
+            raise PeerError(f"tau is {broadcast.tau}")
+        work = broadcast.work
+        if work is not None and not (
+            len(work.updates) == len(self.shards)
+            and min(work.updates) >= 1
+            and max(work.updates) <= work.most
+        ):
+            raise PeerError(
+                f"{len(self.shards)} nodes cannot make {work.updates} updates "
+                f"of at most {work.most}"
+            )
+
     def _points(
         self, own: Float32, broadcast: Broadcast, before: Broadcast
     ) -> tuple[Float32, Float64]:
-        """Where loss and gradient are compared with those at w(t₀), [nodes, parameters], and how far from there it is.
+        """Return the points to compare loss and gradient at w(t₀) with, and the distances.
 
-        It is w_i(t₀), or as far from w(t₀) as one of its updates on average went another way than everyone's. For the
-        step size, a node whose w_i(t₀) is w(t₀) looks aside instead.
+        A point is w_i(t₀). With `one_step` it is as far from w(t₀) as one update of the
+        node deviates from the mean update. For the step size, a node whose w_i(t₀) equals
+        w(t₀) probes another point.
+
+        Returns:
+          Points, [nodes, parameters], and their distances from w(t₀), [nodes].
         """
+        w = broadcast.w
+        steps = np.float32(max(1, before.effective))
+        statistics = self.model.statistics
         if broadcast.request.one_step:
-            own = broadcast.w + (own - broadcast.combined) / np.float32(
-                max(1, before.effective)
-            )
-        own = with_statistics_of(broadcast.w, own, self.model.statistics)
-        distance = norms(own, broadcast.w)
+            own = w + (own - broadcast.combined) / steps
+        own = with_statistics_of(w, own, statistics)
+        distance = norms(own, w)
         same = distance <= SAME
         self._probes = broadcast.request.curvature and bool(same.any())
         if not self._probes:
             return own, distance
-        w = broadcast.w
-        steps = np.float32(max(1, before.effective))
-        way = (w - with_statistics_of(w, before.w, self.model.statistics)) / steps
-        points = np.where(
-            same[:, None], probe_points(w, way, self._steepest, len(own)), own
-        )
+        way = (w - with_statistics_of(w, before.w, statistics)) / steps
+        probes = probe_points(w, way, self._steepest, len(own))
+        points = np.where(same[:, None], probes, own)
         return points, norms(points, w)
 
     def _follow_best(self, broadcast: Broadcast) -> None:
-        """Keeps our copy of w^f, and of its loss where that is always the same."""
+        """Update w^f, and its loss if that is known."""
         last = self._broadcast
+        catch_up = broadcast.catch_up
         if self._missed(broadcast):
-            self._best = (
-                broadcast.w if broadcast.catch_up is None else broadcast.catch_up.best
-            )
+            self._best = broadcast.w if catch_up is None else catch_up.best
             self._best_known = None
         elif broadcast.best and last is not None:
             self._best = last.w
             self._best_known = None if self.sampler.batch else self._losses
-        best = self._best
-        if (
-            best is not None
-            and best is not broadcast.w
-            and np.array_equal(best, broadcast.w)
-        ):  # gone back to, say
-            self._best = (
-                broadcast.w
-            )  # and so w^f has its loss, to the bit, also where w came over a network
+        # After a recovery w is w^f. One array for both gives the same loss, to the bit.
+        if self._best is not None and np.array_equal(self._best, broadcast.w):
+            self._best = broadcast.w
 
     def _missed(self, broadcast: Broadcast) -> bool:
-        """Whether we were not in the round before."""
+        """Whether the fleet missed the previous round."""
         last = self._broadcast
-        if (
-            last is not None
-            and broadcast.round != last.round + 1
-            and broadcast.catch_up is None
-        ):
+        if last is None:
+            return True
+        missed = broadcast.round != last.round + 1
+        if missed and broadcast.catch_up is None:
             raise PeerError(
-                f"round {broadcast.round} after round {last.round}, without what happened in between"
+                f"round {broadcast.round} after round {last.round}, without a catch-up"
             )
-        return last is None or broadcast.round != last.round + 1
+        return missed
 
     def _start_of(self, broadcast: Broadcast) -> Float32:
-        """Where gradients start from in a round: w(t₀), and as much of the last way as is gone once more."""
+        """Return the starting point of the gradients: w(t₀), extrapolated by momentum."""
         self._before = None
         if not broadcast.momentum:
             return broadcast.w
@@ -308,106 +319,108 @@ class Fleet:
         before = None if catch_up is None else catch_up.before
         if last is not None and not self._missed(broadcast):
             if last.tau == 0 and self._start is not None:
-                return self._start  # known since the end that was not the last
+                return self._start  # from before the final round of a run that was extended
             before = last.w
         if before is None:
             raise PeerError(
-                f"round {broadcast.round} goes on from a w that this node does not know"
+                f"round {broadcast.round} has momentum, and this node lacks the previous w"
             )
         self._before = before
-        return gone_on(broadcast.w, before, broadcast.momentum, self.model.statistics)
+        return self._extrapolated(broadcast, before)
+
+    def _extrapolated(self, broadcast: Broadcast, before: Float32) -> Float32:
+        statistics = self.model.statistics
+        return extrapolated(broadcast.w, before, broadcast.momentum, statistics)
 
     def _follow_drift(self, broadcast: Broadcast, drift: Drift) -> None:
-        """Learns c from the interval before, or as we are told it where we missed it."""
+        """Compute c from the previous interval, or take it from the catch-up."""
         last = self._broadcast
         correction = self._correction
-        catch_up = broadcast.catch_up
+        sent = None if broadcast.catch_up is None else broadcast.catch_up.mean
         missed = self._missed(broadcast)
         no_interval = last is not None and last.tau == 0
         if correction is not None and no_interval and not missed:
-            return  # all was learned at the end that was not the last
+            return  # c is known from before the final round of a run that was extended
         if correction is None or last is None or last.drift is None or self._w is None:
-            mean = (
-                np.zeros_like(broadcast.w)
-                if catch_up is None or catch_up.mean is None
-                else catch_up.mean
-            )
+            mean = np.zeros_like(broadcast.w) if sent is None else sent
             self._correction = Correction.first(len(self.shards), mean)
             self._learned = False
             return
         if not missed:
-            assert self._start is not None
+            start = self._start
+            assert start is not None
             before = correction.mean if last.drift.correct else None
-            combined = with_statistics_of(
-                self._start, broadcast.combined, self.model.statistics
-            )
-            mean = next_mean(
-                before, mean_gradient(self._start, combined, last.span), drift.share
-            )
-        elif catch_up is None or catch_up.mean is None:
+            combined = with_statistics_of(start, broadcast.combined, self.model.statistics)
+            gradient = mean_gradient(start, combined, last.span)
+            mean = next_mean(before, gradient, drift.share)
+        elif broadcast.catch_up is None or sent is None:
             raise PeerError(
-                f"round {broadcast.round} after round {last.round}, without the mean of all corrections"
+                f"round {broadcast.round} after round {last.round}, "
+                "without the mean of all corrections"
             )
         else:
-            mean = catch_up.mean
-            correction = correction.forget() if catch_up.since > last.round else correction
+            mean = sent
+            if broadcast.catch_up.since > last.round:
+                correction = correction.forget()
         self._correction = correction.with_mean(mean)
         self._learned = False
 
     def update(self) -> None:
-        """τ local updates, eq. (4); with τ=0 the loss at w."""
+        """Make τ local updates, eq. (4); with τ=0, evaluate the loss at w."""
         if self._broadcast is None or self._indices is None or self._losses is not None:
             raise LocalError("update comes once after each receive")
         broadcast = self._broadcast
-        best = self._best_to_evaluate()
+        best = self._best_to_evaluate(broadcast)
         if broadcast.tau == 0:
-            self._losses = self.model.losses(broadcast.w[None], self.shards, self._indices)
+            self._losses = self._losses_at(broadcast.w, self._indices)
             if best is not None:
-                self._best_losses = self.model.losses(
-                    best[None], self.shards, self._indices
-                )
+                self._best_losses = self._losses_at(best, self._indices)
         else:
             descent = self._descend(broadcast, self._indices, best)
-            self.sent, w = self.sent.next(
-                broadcast.compress or "none", descent.w, broadcast.w
-            )
+            compress = broadcast.compress or "none"
+            self.sent, w = self.sent.next(compress, descent.w, broadcast.w)
             self._descent = descent if w is descent.w else replace(descent, w=w)
             self._w = w
             self._losses = descent.losses
             self._best_losses = descent.best_losses
             self._learn_drift(broadcast, w)
+
         if self._evidence is not None:
             self._losses = self._evidence.losses
             self._best_losses = self._evidence.best_losses
         if self._best_losses is None:
-            self._best_losses = (
-                self._losses if self._best is broadcast.w else self._best_known
-            )
+            same = self._best is broadcast.w
+            self._best_losses = self._losses if same else self._best_known
         if self.sampler.batch is None:
             self._best_known = self._best_losses
+
+    def _best_to_evaluate(self, broadcast: Broadcast) -> Float32 | None:
+        """Return w^f, or None if its loss is known."""
+        known = self._best_known is not None or self._best is broadcast.w
+        return None if known else self._best
+
+    def _losses_at(self, w: Float32, indices: BatchIndices) -> Float64:
+        return self.model.losses(w[None], self.shards, indices)
 
     def _descend(
         self, broadcast: Broadcast, indices: BatchIndices, best: Float32 | None
     ) -> Descent:
-        eta = broadcast.eta
-        start = self._start
-        private = broadcast.private is not None
-        own = None
+        """Make the local updates, and rescale w_i to η and τ_eff."""
+        eta: float | Float32 = broadcast.eta
         scale = None
+        private = broadcast.private is not None
         if self._searched is not None and (broadcast.round == 1 or private):
-            own = own_steps(self._searched, eta)
-            scale = None if private else np.float32(eta) / own
-        descent = self._local_updates(broadcast, indices, eta if own is None else own, best)
+            eta = own_steps(self._searched, broadcast.eta)
+            scale = None if private else np.float32(broadcast.eta) / eta
+        descent = self._local_updates(broadcast, indices, eta, best)
         if broadcast.work is not None:
-            counted = np.float32(broadcast.work.effective) / indices.updates_of.astype(
-                np.float32
-            )
+            own = indices.updates_of.astype(np.float32)
+            counted = np.float32(broadcast.work.effective) / own
             scale = counted if scale is None else scale * counted
-        if scale is None or start is None:
+        if scale is None or self._start is None:
             return descent
-        return replace(
-            descent, w=scaled_from(start, descent.w, scale, self.model.statistics)
-        )
+        w = scaled_from(self._start, descent.w, scale, self.model.statistics)
+        return replace(descent, w=w)
 
     def _local_updates(
         self,
@@ -416,25 +429,43 @@ class Fleet:
         eta: float | Float32,
         best: Float32 | None,
     ) -> Descent:
-        """The updates of a round, with all that is added to gradients."""
+        """Make the updates of a round, with everything that is added to gradients."""
         model = self.model
         shards = self.shards
         w = broadcast.w
         proximal = broadcast.request.proximal
         if broadcast.request.per_sample:
             return self._private.descend(broadcast, indices)
+        shift = self._shift(broadcast)
         if proximal is None:
-            return model.descend(w[None], shards, indices, eta, best, self._shift())
+            return model.descend(w[None], shards, indices, eta, best, shift)
 
         def update(
-            own: Float32, one: BatchIndices, shift: Float32 | None, first: bool
+            own: Float32, one: BatchIndices, added: Float32 | None, first: bool
         ) -> Descent:
-            return model.descend(own, shards, one, eta, best if first else None, shift)
+            return model.descend(own, shards, one, eta, best if first else None, added)
 
-        return descend_near(update, w, indices, proximal, self._shift(), model.statistics)
+        return descend_near(update, w, indices, proximal, shift, model.statistics)
+
+    def _shift(self, broadcast: Broadcast) -> Float32 | None:
+        """Return what is added to gradients, [nodes, parameters]: drift and momentum."""
+        start = self._start
+        shift = self._drift_shift(broadcast)
+        if start is None or start is broadcast.w:
+            return shift
+        motion = motion_of(broadcast, start)
+        if shift is not None:
+            return shift + motion
+        return np.repeat(motion, len(self.shards) // len(motion), axis=0)
+
+    def _drift_shift(self, broadcast: Broadcast) -> Float32 | None:
+        """Return what is added to gradients against drift, [nodes, parameters]."""
+        if broadcast.drift is None or self._correction is None:
+            return None
+        return self._correction.used(broadcast.drift)
 
     def _learn_drift(self, broadcast: Broadcast, own: Float32) -> None:
-        """c_i of this interval."""
+        """Compute c_i of this interval."""
         if broadcast.drift is None or self._correction is None or self._start is None:
             return
         own = with_statistics_of(self._start, own, self.model.statistics)
@@ -443,24 +474,26 @@ class Fleet:
         self._learned = self._correction.own is gradients
 
     def report(self) -> Report:
-        if (
-            self._broadcast is None
-            or self._indices is None
-            or self._losses is None
-            or self._best_losses is None
-        ):
+        """Return the report of the round."""
+        broadcast = self._broadcast
+        losses = self._losses
+        best_losses = self._best_losses
+        if broadcast is None or self._indices is None:
             raise LocalError("report comes after update")
-        report = self._report(self._broadcast, self._losses, self._best_losses)
-        self._indices = self._descent = self._local = self._evidence = (
-            None  # what a fleet remembers has fewer vectors
-        )
+        if losses is None or best_losses is None:
+            raise LocalError("report comes after update")
+        report = self._report(broadcast, losses, best_losses)
+        self._indices = None  # a fleet holds fewer vectors between rounds
+        self._descent = None
+        self._local = None
+        self._evidence = None
         return report
 
     def _report(
         self, broadcast: Broadcast, losses: Float64, best_losses: Float64
     ) -> Report:
         descent = self._descent
-        w = None if self._descent is None else self._descent.w
+        w = None if descent is None else descent.w
         if broadcast.private is not None:
             return self._private.report(broadcast, broadcast.private, w)
         report = Report(
@@ -468,28 +501,27 @@ class Fleet:
         )
         if descent is None:
             return report
-        if "rho" in (wanted := broadcast.report_fields):
+        wanted = broadcast.report_fields
+        correction = self._correction
+        if "rho" in wanted:
             rho, beta = self._slopes(descent)
             report = replace(report, rho=rho, beta=beta)
         if "gradients" in wanted:
-            shift = self._correcting()
+            shift = self._drift_shift(broadcast)
             gradients = descent.gradients if shift is None else descent.gradients + shift
             self.sent, gradients = self.sent.besides("gradients", gradients)
             report = replace(report, gradients=gradients)
-        if "plain" in wanted and self._correction is not None:
-            report = replace(
-                report, plain=self._correction.plain, corrected=self._correction.corrected
-            )
-        if "lasting" in wanted and self._correction is not None:
-            lasting, shifted = self._correction.lasting
+        if correction is not None and "plain" in wanted:
+            plain = correction.plain
+            report = replace(report, plain=plain, corrected=correction.corrected)
+        if correction is not None and "lasting" in wanted:
+            lasting, shifted = correction.lasting
             report = replace(report, lasting=lasting, shifted=shifted)
         return report
 
     def _slopes(self, descent: Descent) -> tuple[Float64, Float64]:
-        """ρ̂_i and β̂_i between w_i(t₀) and w(t₀); NaN of nodes that have just joined and have no w_i(t₀)."""
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # what diverged gives no number, and so no estimate
+        """Return ρ̂_i and β̂_i between w_i(t₀) and w(t₀); NaN if a node has no w_i(t₀)."""
+        with np.errstate(over="ignore", invalid="ignore"):  # of nodes that diverged
             if self._evidence is not None:
                 losses = self._evidence.loss_change
                 gradients = self._evidence.steepest
@@ -504,34 +536,14 @@ class Fleet:
             self._steepest = gradients
         return slope(losses, self._distance), slope(norms(gradients), self._distance)
 
-    def _shift(self) -> Float32 | None:
-        """What is added to gradients in this round, [nodes, parameters]: against drift, and to go on."""
-        broadcast = self._broadcast
-        start = self._start
-        shift = self._correcting()
-        if broadcast is None or start is None or start is broadcast.w:
-            return shift
-        motion = motion_of(broadcast, start)
-        return (
-            np.repeat(motion, len(self.shards) // len(motion), axis=0)
-            if shift is None
-            else shift + motion
-        )
 
-    def _correcting(self) -> Float32 | None:
-        """What is added to gradients against drift, [nodes, parameters]."""
-        drift = None if self._broadcast is None else self._broadcast.drift
-        return (
-            None
-            if drift is None or self._correction is None
-            else self._correction.used(drift)
-        )
+def motion_of(broadcast: Broadcast, start: Float32) -> Float32:
+    """Return what added to gradients moves the updates from `start` to w(t₀).
 
-    def _best_to_evaluate(self) -> Float32 | None:
-        """w^f, unless its loss is known: whole shards give the same as ever, and w(t₀) may be w^f itself."""
-        known = (
-            self._best_known is not None
-            or self._broadcast is None
-            or self._best is self._broadcast.w
-        )
-        return None if known else self._best
+    The shape is [nodes, parameters], or [1, parameters] if all nodes make τ updates.
+    """
+    way = broadcast.w - start
+    if broadcast.work is None:
+        return np.asarray(way / np.float32(broadcast.eta * broadcast.tau))[None]
+    spans = np.float32(broadcast.eta) * np.array(broadcast.work.updates, np.float32)
+    return np.asarray(way / spans[:, None])

@@ -1,8 +1,9 @@
-"""What is said between aggregator and fleets: frozen messages, and what they would take on the wire.
+"""Messages between the aggregator and fleets, and their sizes on the wire.
 
-A report is a structure of arrays over the nodes of one fleet, so that reports of several fleets add up: `Report.merge`
-puts them in node order, whatever order they arrived in. Which of its optional fields a report has is decided by the
-broadcast that it answers, `Broadcast.report_fields`. Sizes and merging follow from the fields themselves.
+Messages are frozen. A report is a structure of arrays over the nodes of one fleet;
+`Report.merge` joins the reports of several fleets in node order, in whatever order they
+arrived. The broadcast decides which optional fields its report has:
+`Broadcast.report_fields`. Sizes and merging follow from the fields themselves.
 """
 
 from collections.abc import Sequence
@@ -16,35 +17,38 @@ from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.errors import FedbudgetError
 
 _SCALAR = 8  # bytes of a number
-_HEADER = 32  # bytes of all flags, and of the fields below
+_HEADER = 32  # bytes of all flags and of the fields below
 _IN_HEADER = frozenset(
     {"round", "tau", "eta", "momentum", "work", "compress", "nodes", "sizes"}
 )
 
 
 class LocalError(FedbudgetError, RuntimeError):
-    """This side used the protocol in a wrong order: a mistake in the engine."""
+    """This side called the protocol in a wrong order: a bug in the engine."""
 
 
 class PeerError(FedbudgetError, ValueError):
-    """The other side said something that the protocol does not allow."""
+    """The other side sent something that the protocol does not allow."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What nodes are asked for in all rounds of a run, besides the loss and w.
+    """What nodes report in every round of a run, in addition to the loss and w.
 
     Args:
       estimate: ρ̂_i and β̂_i.
       gradient: the gradient at w(t₀), with the estimates.
-      curvature: β̂_i also of a node whose w_i is w, between w and the w before it.
-      drift: the divergences that drift correction is judged by, see drift.py.
-      partly: how much of a shift lasts, where drift is corrected as far as it does.
-      one_step: β̂_i over one local update from w(t₀). A node's first is searched for (first_step.py), and in the first
-        round a node makes its updates with an η_i of its own, 1/β̂_i, and says where η would have taken it.
-      proximal: μ of FedProx, by which local updates are held near w(t₀), see proximal.py.
-      private: nothing but what privacy.py has; with `one_step`, a node makes all its updates with an η_i of its own.
-      per_sample: it is single samples that are protected, by noise that nodes add themselves (sample_updates.py).
+      curvature: β̂_i also if w_i equals w, measured between w and the previous w.
+      drift: the divergences that decide on drift correction (drift.py).
+      partly: the persistent part of the shift, for partial drift correction.
+      one_step: β̂_i over one local update from w(t₀). A node searches its first β̂_i
+        (estimates.py). In the first round it uses its own step size η_i = 1/β̂_i and
+        reports the w_i that η would have reached.
+      proximal: μ of FedProx, which keeps local updates close to w(t₀) (update.py).
+      private: only what privacy.py allows; with `one_step`, nodes use their own η_i in
+        every update.
+      per_sample: single samples are protected, with noise of the nodes
+        (sample_privacy.py).
     """
 
     estimate: bool = False
@@ -60,13 +64,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Private:
-    """What a broadcast says of a round that is private, see privacy.py.
+    """Settings of a private round (privacy.py).
 
     Args:
-      clip: C, the longest update that is sent; 0 where only lengths are asked for. Where single samples are protected,
-        the longest gradient of one.
-      rho: ρ that the round costs each node, or each sample.
-      samples: where single samples are protected, how many all nodes have, as far as that is known.
+      clip: C, the largest norm of an update; 0 if the round only measures norms. With
+        per-sample privacy, the largest norm of a sample's gradient.
+      rho: privacy cost ρ of the round for each node, or for each sample.
+      samples: with per-sample privacy, the number of samples of all nodes, as far as
+        known; None with per-node privacy.
     """
 
     clip: float
@@ -75,27 +80,27 @@ class Private:
 
     @property
     def per_sample(self) -> bool:
-        """Whether single samples are protected, and not nodes."""
+        """Whether single samples are protected, not nodes."""
         return self.samples is not None
 
     @property
     def measures(self) -> bool:
-        """Whether only lengths are asked for."""
+        """Whether the round only measures norms."""
         return self.clip == 0
 
     def at_cost(self, rho: float) -> "Private":
-        """The same round with another ρ."""
+        """Return the same round with another ρ."""
         return replace(self, rho=rho)
 
 
 @dataclass(frozen=True)
 class Drift:
-    """What a broadcast says of drift correction, see drift.py.
+    """Settings of drift correction for a round (drift.py).
 
     Args:
       correct: whether to correct in this round.
-      share: P of the round before: of all data, that of the nodes whose w_i(t) made w(t).
-      strength: α, the share of a shift that is used; all of it where this is not said.
+      share: P of the previous round, the share of all data whose nodes contributed to w(t).
+      strength: α, the fraction of the shift to apply; None applies all of it.
     """
 
     correct: bool
@@ -104,18 +109,21 @@ class Drift:
 
     @property
     def used(self) -> float:
-        """The share of a shift that is used in this round; 0 where it is not corrected."""
-        return 0.0 if not self.correct else 1.0 if self.strength is None else self.strength
+        """Fraction of the shift applied in this round; 0 without correction."""
+        if not self.correct:
+            return 0.0
+        return 1.0 if self.strength is None else self.strength
 
 
 @dataclass(frozen=True)
 class Work:
-    """How many local updates nodes make, where these are not the same for all, see workload.py.
+    """Local updates of each node, if nodes make different numbers (workload.py).
 
     Args:
-      effective: τ_eff, as many of which the round's move of w stands for.
-      most: that any node makes; every node draws so many mini-batches, so that all draw the same.
-      updates: τ_i of the nodes that it is said to, in the order of their numbers.
+      effective: τ_eff, the number of local updates that the round's move of w represents.
+      most: the largest number; every node draws this number of mini-batches, so that all
+        nodes draw the same ones.
+      updates: τ_i of the addressed nodes, in node order.
     """
 
     effective: float
@@ -123,29 +131,33 @@ class Work:
     updates: tuple[int, ...]
 
     def of(self, nodes: Int64, tau: int) -> "Work":
-        """The same said to some nodes, where it was to all there are, whose numbers begin with 0.
+        """Select the work of some nodes from the work of all nodes, numbered from 0.
 
         Args:
-          tau: what one makes that is not among them.
+          nodes: numbers of the nodes.
+          tau: local updates of a node that has no entry.
         """
         known = len(self.updates)
-        return replace(
-            self,
-            updates=tuple(
-                self.updates[node] if node < known else tau for node in nodes.tolist()
-            ),
-        )
+        chosen = nodes.tolist()
+        updates = [self.updates[node] if node < known else tau for node in chosen]
+        return replace(self, updates=tuple(updates))
+
+    def require_possible(self) -> None:
+        """Raise ValueError for numbers that no run can reach."""
+        fewest = min(self.updates, default=0)
+        if not 0 < self.effective <= self.most < 2**31 or fewest < 1:
+            raise ValueError(f"updates are {self.updates}, effectively {self.effective}")
 
 
 @dataclass(frozen=True)
 class CatchUp:
-    """What a node that was not in the round before cannot know.
+    """State for a node that missed the previous round.
 
     Args:
       best: w^f, [parameters].
-      mean: c, [parameters], where drift is corrected.
-      since: the last round before this that was not corrected; what a node learned before it is void.
-      before: the w before this one, [parameters], where nodes go on from it.
+      mean: c, [parameters], if drift is corrected.
+      since: the last uncorrected round before this one; older c_i are void.
+      before: the previous w, [parameters], if nodes use momentum.
     """
 
     best: Float32
@@ -156,25 +168,26 @@ class CatchUp:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """From the aggregator to every node.
+    """Message from the aggregator to every node.
 
     Args:
-      round: counts from 1.
+      round: number of the round, from 1.
       w: w(t₀), [parameters].
-      tau: local updates to make, by the slowest node where others make more; 0 asks for the loss at w alone (the final
-        round).
-      eta: step size of these updates.
-      request: what is wanted back.
-      best: the w of the broadcast before this one has become w^f.
-      stop: no more local updates follow after these.
-      drift: how drift is corrected, where the request has it.
-      catch_up: for nodes that were not in the round before; others need not be sent it.
-      mean: what the w_i of the round before were combined to, [parameters], where w is not that and nodes must know it.
-      momentum: as much of the way from the w before to this one nodes go once more, spread over their updates.
-      evaluate: whether nodes that have test samples are to say what w is worth on them, and in the final round w^f too.
-      compress: how vectors are sent with it, and back, where that is decided round by round.
-      work: where nodes make different numbers of updates; of all nodes, until it is said `to` some.
-      private: where the request has it.
+      tau: local updates to make, by the slowest node if others make more; 0 requests only
+        the loss at w (the final round).
+      eta: step size.
+      request: what to report.
+      best: whether the w of the previous broadcast is the new w^f.
+      stop: whether these are the last local updates.
+      drift: settings of drift correction, if the request has it.
+      catch_up: state for nodes that missed the previous round; others do not need it.
+      mean: the combined w_i of the previous round, [parameters], if it differs from w and
+        nodes need it.
+      momentum: fraction of the last step of w that nodes repeat, spread over their updates.
+      evaluate: whether nodes evaluate w on their test samples, and in the final round w^f.
+      work: local updates of all nodes, if they differ; `to` selects those of some nodes.
+      compress: compression of vectors in both directions, if chosen for each round.
+      private: settings of a private round, if the request has it.
     """
 
     round: int
@@ -194,125 +207,123 @@ class Broadcast:
     private: Private | None = None
 
     def __post_init__(self) -> None:
-        if self.request.private != (self.private is not None):
+        request = self.request
+        if request.private != (self.private is not None):
+            raise ValueError("`private` is set if the request is private, and only then")
+        if self.private is not None and request.per_sample != self.private.per_sample:
             raise ValueError(
-                "a broadcast says what a private round is where that is asked for, and only there"
+                "`private` and the request must both be of nodes or of samples"
             )
-        if self.private is not None and self.request.per_sample != self.private.per_sample:
-            raise ValueError("a private round is of nodes or of samples, as a run asks for")
-        if self.request.drift != (self.drift is not None):
-            raise ValueError(
-                "a broadcast says how drift is corrected where that is asked for, and only there"
-            )
+        if request.drift != (self.drift is not None):
+            raise ValueError("`drift` is set if the request corrects drift, and only then")
 
     @classmethod
     def first(cls, w: Float32, eta: float, request: Request) -> "Broadcast":
-        """What a run begins with, with τ=1: for a trial round, say."""
+        """Return a first broadcast with τ=1, such as for a trial round."""
         drift = Drift(correct=True, share=1.0) if request.drift else None
-        private = (
-            Private(1.0, 1.0, 0 if request.per_sample else None)
-            if request.private
-            else None
-        )
+        private = None
+        if request.private:
+            private = Private(1.0, 1.0, 0 if request.per_sample else None)
         return cls(
             1, w, 1, eta, request, best=False, stop=False, drift=drift, private=private
         )
 
     def to(self, nodes: Int64) -> "Broadcast":
-        """As it is sent to the nodes of these numbers."""
-        return (
-            self if self.work is None else replace(self, work=self.work.of(nodes, self.tau))
-        )
+        """Return the broadcast as sent to the nodes with these numbers."""
+        if self.work is None:
+            return self
+        return replace(self, work=self.work.of(nodes, self.tau))
 
     @property
     def remembered(self) -> "Broadcast":
-        """Without vectors that are of use only once."""
-        return (
-            self
-            if self.mean is None and self.catch_up is None
-            else replace(self, mean=None, catch_up=None)
-        )
+        """The broadcast without the vectors that are used only once."""
+        if self.mean is None and self.catch_up is None:
+            return self
+        return replace(self, mean=None, catch_up=None)
 
     @property
     def effective(self) -> float:
-        """τ, or τ_eff where nodes make different numbers of updates."""
+        """τ, or τ_eff if nodes make different numbers of updates."""
         return self.tau if self.work is None else self.work.effective
 
     @property
     def span(self) -> float:
-        """ητ, the way that a mean gradient is multiplied with."""
+        """ητ, the factor between a mean gradient and the move of w."""
         return self.eta * self.effective
 
     def updates(self, nodes: Int64) -> Int64:
-        """Of each of these nodes, [n], from what is said to all; the final round counts as one."""
+        """Local updates of each of these nodes, [n]; 1 in the final round."""
         if self.work is None:
             return np.full(len(nodes), max(1, self.tau))
         return np.array(self.work.of(nodes, self.tau).updates)
 
     @property
     def combined(self) -> Float32:
-        """What the w_i of the round before were combined to, [parameters]."""
+        """The combined w_i of the previous round, [parameters]."""
         return self.w if self.mean is None else self.mean
 
     @property
     def report_fields(self) -> frozenset[str]:
-        """The optional fields that a report has which answers this: these, and no other."""
+        """Optional fields that the report must have; it has no others."""
         if self.tau == 0:
             return frozenset()
-        if self.private is not None:
-            lengths = (
-                {"length"}
-                if self.private.measures or not self.private.per_sample
-                else set()
-            )
-            return frozenset(lengths if self.private.measures else {*lengths, "w"})
+        private = self.private
+        if private is not None:
+            if private.measures:
+                return frozenset({"length"})
+            return frozenset({"w"} if private.per_sample else {"length", "w"})
+
         names = {"w"}
-        if self.request.estimate and (self.round > 1 or self.request.one_step):
-            names |= (
-                {"rho", "beta", "gradients"} if self.request.gradient else {"rho", "beta"}
-            )
-        if self.request.drift:
-            names |= (
-                {"plain", "corrected", "lasting", "shifted"}
-                if self.request.partly
-                else {"plain", "corrected"}
-            )
+        request = self.request
+        if request.estimate and (self.round > 1 or request.one_step):
+            names |= {"rho", "beta"}
+            if request.gradient:
+                names.add("gradients")
+        if request.drift:
+            names |= {"plain", "corrected"}
+            if request.partly:
+                names |= {"lasting", "shifted"}
         return frozenset(names)
 
     @property
     def tallies(self) -> int:
-        """How many a node with test samples has to send with its report: of w, and in the final round of w^f."""
-        return (2 if self.tau == 0 else 1) if self.evaluate else 0
+        """Number of test results that a node reports: w, and in the final round w^f."""
+        if not self.evaluate:
+            return 0
+        return 2 if self.tau == 0 else 1
 
     @property
     def wire_bytes(self) -> int:
-        """What one copy takes on the wire, to a node that was in the round before."""
+        """Bytes on the wire to a node that was in the previous round."""
         return self.wire_bytes_with_catch_up - _wire_size(self.catch_up)
 
     @property
     def wire_bytes_with_catch_up(self) -> int:
-        """The same to a node that was not."""
+        """Bytes on the wire to a node that missed the previous round."""
         return _HEADER + _size_of_fields(self)
 
 
 @dataclass(frozen=True)
 class Report:
-    """From a fleet of n nodes to the aggregator.
+    """Message from a fleet of n nodes to the aggregator.
 
     Args:
-      round: the broadcast's.
-      nodes: the nodes' numbers, [n], rising.
+      round: number of the broadcast's round.
+      nodes: numbers of the nodes, rising, [n].
       sizes: D_i, [n].
       losses: F_i(w(t₀)), [n].
       best_losses: F_i(w^f) on the same samples, [n].
-      w: w_i(t), [n, parameters]; None in the final round. Where rounds are private, the clipped update in its place.
-      rho, beta: ρ̂_i and β̂_i, [n], where they were asked for and t₀ > 0; NaN of a node that has none.
-      gradients: ∇F_i(w(t₀)) with the shift of drift correction, [n, parameters], where asked for with them.
-      plain, corrected: by how much nodes' mean gradients were apart in the round before, [n], without correction and
-        with it, where drift is corrected; see drift.py.
-      lasting, shifted: -<c_i, s_i> of this round, and ‖s_i‖², [n], where asked for.
-      length: of the update before it was clipped, as privacy.py tells it, [n], where rounds are private; then sizes are
-        1, and losses 0. Where single samples are protected, of gradients, as sample_updates.py tells it.
+      w: w_i(t), [n, parameters]; None in the final round. The clipped update instead, if
+        the round is private.
+      rho, beta: ρ̂_i and β̂_i, [n], if requested and t₀ > 0; NaN if a node has none.
+      gradients: ∇F_i(w(t₀)) plus the shift of drift correction, [n, parameters], if
+        requested with the estimates.
+      plain, corrected: divergence of the nodes' mean gradients in the previous round, [n],
+        without and with drift correction (drift.py).
+      lasting, shifted: -<c_i, s_i> of this round, and ‖s_i‖², [n], if requested.
+      length: norm of the update before clipping, [n], as encoded by privacy.py; then sizes
+        are 1 and losses 0. With per-sample privacy, norms of gradients as encoded by
+        sample_privacy.py.
     """
 
     round: int
@@ -332,44 +343,41 @@ class Report:
 
     @property
     def wire_bytes(self) -> int:
-        """What the reports of all n nodes take on the wire, each sent by itself."""
+        """Bytes on the wire if each of the n nodes sends its own report."""
         return _HEADER * len(self.nodes) + _size_of_fields(self)
 
     def require_answers(self, broadcast: Broadcast) -> None:
-        """Refuses a report that is not what a broadcast asks for."""
-        if self.nodes.ndim != 1 or not len(self.nodes) or (self.sizes < 1).any():
+        """Raise PeerError for a report that does not answer the broadcast."""
+        nodes = self.nodes
+        if nodes.ndim != 1 or not len(nodes) or (self.sizes < 1).any():
             raise PeerError("a report needs nodes with samples")
-        if (self.nodes[1:] <= self.nodes[:-1]).any():
+        if (nodes[1:] <= nodes[:-1]).any():
             raise PeerError("a node reported twice, or reports are not in node order")
-        missing = sorted(
-            name for name in broadcast.report_fields if getattr(self, name) is None
-        )
+        expected = sorted(broadcast.report_fields)
+        missing = [name for name in expected if getattr(self, name) is None]
         if missing:
             raise PeerError(f"a report without {', '.join(missing)}")
-        one = self.nodes.shape
-        many = (len(self.nodes), broadcast.w.size)
-        for name, shape in {
-            **dict.fromkeys(NUMBERS, one),
-            **dict.fromkeys(VECTORS, many),
-            "sizes": one,
-        }.items():
+        for name in ("sizes", *NUMBERS, *VECTORS):
+            shape = (*nodes.shape, broadcast.w.size) if name in VECTORS else nodes.shape
             values = getattr(self, name)
             if values is not None and values.shape != shape:
                 raise PeerError(f"{name} has shape {values.shape}, not {shape}")
 
     @classmethod
     def merge(cls, reports: "Sequence[Report]") -> "Report":
-        """One report over the nodes of all, in node order; a node that is in two of them is refused."""
+        """Join reports into one, in node order; refuse a node that is in two of them."""
         if len(reports) == 1:
             return reports[0]
+        rounds = sorted({report.round for report in reports})
+        if len(rounds) != 1:
+            raise PeerError(f"reports of different rounds: {rounds}")
+        number = rounds[0]
         nodes = np.concatenate([report.nodes for report in reports])
-        order: Int64 | None = (
-            None  # none is needed where they come in it, and then vectors are not copied again
-        )
+        order: Int64 | None = None  # reports that arrive in order are not copied again
         if not (nodes[1:] > nodes[:-1]).all():
             order = np.argsort(nodes, kind="stable")
             if len(np.unique(nodes)) != len(nodes):
-                raise PeerError(f"a node reported twice in round {reports[0].round}")
+                raise PeerError(f"a node reported twice in round {number}")
 
         def join(name: str) -> NDArray[Any] | None:
             parts = [getattr(report, name) for report in reports]
@@ -377,46 +385,42 @@ class Report:
             if absent == len(parts):
                 return None
             if absent:
-                raise PeerError(
-                    f"some reports of round {reports[0].round} have {name} and some have not"
-                )
+                raise PeerError(f"only some reports of round {number} have {name}")
             try:
                 joined = np.concatenate(parts)
                 return joined if order is None else joined[order]
             except (ValueError, IndexError):
                 raise PeerError(
-                    f"reports of round {reports[0].round} have {name} of different shapes"
+                    f"reports of round {number} have {name} of different shapes"
                 ) from None
 
-        if len({report.round for report in reports}) != 1:
-            raise PeerError(
-                f"reports of different rounds: {sorted({report.round for report in reports})}"
-            )
-        joined = {
-            field.name: join(field.name) for field in fields(cls) if field.name != "round"
-        }
-        return cls(reports[0].round, **joined)  # type: ignore[arg-type]
+        names = [field.name for field in fields(cls) if field.name != "round"]
+        joined = {name: join(name) for name in names}
+        return cls(number, **joined)  # type: ignore[arg-type]
 
 
-VECTORS = tuple(
-    field.name for field in fields(Report) if Float32 in (field.type, *get_args(field.type))
-)
-"""The fields of a report that have a vector of each node, [n, parameters]."""
-
-NUMBERS = tuple(
-    field.name for field in fields(Report) if Float64 in (field.type, *get_args(field.type))
-)
-"""The fields of a report that have a number of each node, [n]."""
-
-
-def _size_of_fields(message: object) -> int:
-    return sum(
-        _wire_size(value) for name, value in vars(message).items() if name not in _IN_HEADER
+def _fields_of(array: object) -> tuple[str, ...]:
+    return tuple(
+        field.name
+        for field in fields(Report)
+        if array in (field.type, *get_args(field.type))
     )
 
 
+VECTORS = _fields_of(Float32)
+"""Fields of a report with a vector for each node, [n, parameters]."""
+
+NUMBERS = _fields_of(Float64)
+"""Fields of a report with a number for each node, [n]."""
+
+
+def _size_of_fields(message: object) -> int:
+    items = vars(message).items()
+    return sum(_wire_size(value) for name, value in items if name not in _IN_HEADER)
+
+
 def _wire_size(value: object) -> int:
-    """What a field takes on the wire; flags are in the header."""
+    """Bytes of a field on the wire; flags are in the header."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if value is None or isinstance(value, bool):

@@ -1,9 +1,9 @@
-"""How a run is made, as one value: what decides in it, each of which may be the user's own object.
+"""The rules that decide in a run, as one value, and the choice between two rounds.
 
-What the aggregator chooses between two rounds: τ by the controller, and whether faster nodes make more updates.
-
-By speed is chosen where it may be, and where time is what there is least of: where with the same τ for all nodes it is
-the time of a round that is the largest share of its limit (workload.py).
+Each rule of a `Method` may be your own object. `choose` returns τ for the coming round, and
+whether faster nodes make more updates. They do if the method allows it and time is the
+scarcest resource: with the same τ for all nodes, a round takes a larger fraction of the
+time limit than of any other limit (workload.py).
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,20 +24,23 @@ from fedbudget.protocol.update import Average, UpdateRule, moves
 from fedbudget.protocol.workload import LEAST_GAIN, STRETCH, DataWorkload, Workload
 
 Delta = Literal["gradient", "parameters"]
-"""What δ is estimated from."""
+"""The quantity that δ is estimated from."""
+
+_State = AggregatorState[Any, Any]
 
 
 @dataclass(frozen=True)
 class PrivateRule:
-    """How rounds are private, see privacy.py.
+    """Settings of private rounds (privacy.py).
 
     Args:
-      nodes: how many there are, as everyone may know.
-      noise: where it comes from.
-      tau: the same in every round, where that is fixed.
-      excess: how many times as much noise there is, by its variance, as is paid for: where nodes add it, for some may
-        drop out.
-      per_sample: single samples are protected, by noise of the nodes' own; then `noise` only keeps the account.
+      nodes: number of nodes, which is public.
+      noise: source of the noise.
+      tau: local updates of every round, if fixed.
+      excess: variance of the noise relative to the variance that is paid for; more than 1
+        if nodes add the noise, because some may drop out.
+      per_sample: whether single samples are protected, by noise of the nodes; then `noise`
+        only keeps the account.
     """
 
     nodes: int
@@ -49,25 +52,28 @@ class PrivateRule:
 
 @dataclass(frozen=True)
 class Method:
-    """What decides in a run.
+    """The rules that decide in a run.
 
     Args:
-      controller: which τ next.
-      step_size: which η next.
-      update: how the mean update moves w.
-      combine: how reports become one update.
-      correct_drift: whether local updates are corrected for drift, see drift.py. Where w does not become the mean,
-        nodes are told both.
-      partly: whether as much of the correction is used as lasts, and not all or nothing.
-      one_step: whether nodes estimate β over one local update, and from the first round on, see first_step.py.
-      delta: what δ is estimated from, the nodes' gradients or their parameters.
-      proximal: μ of FedProx, where local updates are held near w(t₀), see proximal.py.
-      spending: how the budget is spent.
-      by_speed: the most updates that a node makes, where faster ones make more than others; None where all make the
-        same number. See workload.py.
-      by_data: who makes how many, where nodes make updates in proportion to their samples, see fednova.py.
-      private: how rounds are private, where they are.
-      sums_only: whether nothing of nodes but sums is ever known; then δ̂ is what nodes say of the interval before.
+      controller: chooses τ.
+      step_size: chooses η.
+      update: moves w by the mean update.
+      combine: combines reports into one update.
+      correct_drift: whether local updates are corrected for drift (drift.py). If w differs
+        from the mean, nodes receive both.
+      partly: whether only the persistent part of the correction is applied, instead of all
+        or nothing.
+      one_step: whether nodes estimate β over one local update, from the first round on
+        (estimates.py).
+      delta: whether δ is estimated from the nodes' gradients or from their parameters.
+      proximal: μ of FedProx, which keeps local updates close to w(t₀) (update.py).
+      spending: plans the spending of the budget.
+      by_speed: largest number of updates of a node if faster nodes make more; None if all
+        make the same number (workload.py).
+      by_data: workload in proportion to the nodes' samples (workload.py).
+      private: settings of private rounds, if rounds are private.
+      sums_only: whether the aggregator only receives sums over nodes; then nodes report δ̂
+        of the previous interval.
     """
 
     controller: Controller
@@ -86,33 +92,31 @@ class Method:
     sums_only: bool = False
 
     def __post_init__(self) -> None:
+        name = type(self.combine).__name__
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):
-            name = type(self.combine).__name__
             raise UserError(
-                f"{name} must say that it needs reports: sums give the weighted mean"
+                f"{name} must set `needs_reports` to True: sums give the weighted mean"
             )
         if self.correct_drift and not averages(self.combine):
-            # Nodes learn c from w(t₀) and what the w_i(t) were combined to: right only where that is their mean.
+            # Nodes compute c from w(t₀) and the combined w_i(t), which must be their mean.
             raise UserError(
-                f"drift is corrected only where reports are averaged, not with {type(self.combine).__name__}: "
-                "turn drift correction off"
+                "drift correction requires that reports are averaged, which "
+                f"{name} does not: turn drift correction off"
             )
         if self.by_speed is not None and not self.correct_drift:
             raise UserError(
-                "nodes make different numbers of local updates only where drift is corrected"
+                "different numbers of local updates for each node require drift correction"
             )
 
     @property
     def request(self) -> Request:
-        """What nodes are asked for."""
+        """What nodes report."""
         adapts = self.step_size.adapts
         if self.private is not None:
-            per_sample = (
-                self.private.per_sample
-            )  # in which an η_i by samples of one's own would tell of them
-            one_step = adapts and not per_sample
+            # A step size of its own would disclose a node's samples.
+            per_sample = self.private.per_sample
             return Request(
-                one_step=one_step,
+                one_step=adapts and not per_sample,
                 proximal=self.proximal,
                 private=True,
                 per_sample=per_sample,
@@ -129,17 +133,17 @@ class Method:
 
     @property
     def delta_from_nodes(self) -> bool:
-        """Whether δ̂ is what nodes say of the interval before, and not taken from their reports of this one.
+        """Whether nodes report δ̂ of the previous interval, as part of drift correction.
 
-        So it is where nobody decides by it, or nothing else is known, and nodes say how far they were apart because
-        drift is corrected.
+        Otherwise the aggregator computes δ̂ from the reports of this interval. It cannot if
+        it only receives sums, and need not if the controller does not use δ̂.
         """
-        told_later = self.sums_only or not self.controller.estimates
-        return self.correct_drift and self.delta == "parameters" and told_later
+        later = self.sums_only or not self.controller.estimates
+        return self.correct_drift and self.delta == "parameters" and later
 
     @property
     def needs_reports(self) -> bool:
-        """Whether every report must be at hand once all have come; sums are enough otherwise, made as they come."""
+        """Whether the aggregator needs every report at once; otherwise sums are enough."""
         return (
             (self.private is not None and not self.sums_only)
             or self.combine.needs_reports
@@ -147,20 +151,17 @@ class Method:
         )
 
     def state_type(self, w: Float32) -> Any:
-        """The type of an aggregator's state, by which it is read from a file."""
+        """Return the type of the aggregator's state, for reading it from a file."""
         return AggregatorState[type(self.step_size.first()), type(self.update.first(w))]  # type: ignore[misc]
-
-
-_State = AggregatorState[Any, Any]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """For the coming round.
+    """Choice for the coming round.
 
     Args:
-      decision: τ, or k where nodes share the round by their speeds, and why.
-      workload: how they share it; None where all make the same number of updates.
+      decision: τ and its reason; with a `Workload`, the length of the round instead of τ.
+      workload: updates of each node; None if all make the same number.
     """
 
     decision: Decision
@@ -168,10 +169,10 @@ class Choice:
 
 
 def choose(method: Method, state: _State, *, recover: bool) -> Choice:
-    """The next τ.
+    """Choose τ for the coming round.
 
     Args:
-      recover: whether the run goes back to w^f.
+      recover: whether the run returns to w^f.
     """
     if recover:
         return Choice(Decision(1, Reason.RECOVERY))
@@ -182,9 +183,12 @@ def choose(method: Method, state: _State, *, recover: bool) -> Choice:
     inputs = ControlInputs(
         state.estimates, state.step_size.eta, costs.step, costs.aggregation, budget.array
     )
+    last = state.decision
     if method.by_data is not None:
-        return Choice(method.controller.next(state.decision, inputs), method.by_data)
-    decision = method.controller.next(_last(state), inputs)
+        return Choice(method.controller.next(last, inputs), method.by_data)
+    if state.work is not None:
+        last = replace(last, tau=max(1, round(state.work.effective)))
+    decision = method.controller.next(last, inputs)
     workload = _workload(method, state)
     if workload is None or not _time_binds(decision, inputs, list(budget.limits)):
         return Choice(decision)
@@ -192,14 +196,11 @@ def choose(method: Method, state: _State, *, recover: bool) -> Choice:
 
 
 def _workload(method: Method, state: _State) -> Workload | None:
-    """How nodes would share the coming round; None where they may not, or where it would gain nothing."""
+    """Return the workload by speed; None if it is not allowed or gains too little."""
     drift = state.drift
-    if (
-        method.by_speed is None
-        or state.times is None
-        or drift is None
-        or not drift.coming.correct
-    ):
+    if method.by_speed is None or state.times is None:
+        return None
+    if drift is None or not drift.coming.correct:
         return None
     stretch = 1.0 if moves(method.update) else STRETCH
     workload = Workload.of(state.times, state.round + 1, method.by_speed, stretch)
@@ -207,15 +208,6 @@ def _workload(method: Method, state: _State) -> Workload | None:
 
 
 def _time_binds(decision: Decision, inputs: ControlInputs, names: list[str]) -> bool:
-    """Whether the time of such a round is a larger share of its limit than of any other resource."""
-    shares = (decision.tau * inputs.c + inputs.b) / inputs.budget
-    return names[int(np.argmax(shares))] == "time"
-
-
-def _last(state: _State) -> Decision:
-    """The last decision, as of the effective node."""
-    return (
-        state.decision
-        if state.work is None
-        else replace(state.decision, tau=max(1, round(state.work.effective)))
-    )
+    """Whether time is the resource of which such a round takes the largest fraction."""
+    fractions = (decision.tau * inputs.c + inputs.b) / inputs.budget
+    return names[int(np.argmax(fractions))] == "time"

@@ -34,7 +34,6 @@ from fedbudget.budget.budget import Budget, Costs, Ledger
 from fedbudget.budget.control import Decision, Reason
 from fedbudget.budget.spending import SpendingRule
 from fedbudget.errors import UserError
-from fedbudget.protocol import state as stages
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, LocalError, Private, Report
 from fedbudget.protocol.method import PrivateRule
@@ -45,7 +44,7 @@ from fedbudget.protocol.privacy import (
     release,
     release_sums,
 )
-from fedbudget.protocol.state import AggregatorState, Phase
+from fedbudget.protocol.state import AggregatorState, Phase, apply_update, reopen, updated
 from fedbudget.protocol.sums import Reports
 from fedbudget.protocol.workload import NodeTimes
 
@@ -117,7 +116,7 @@ def rounds_that_fit(
     """How many rounds of a few updates are left of everything but privacy, and of what there is least."""
     updates = rule.tau or FEWEST_UPDATES
     costs = spending.costs(ledger)
-    each = ledger.budget.but_noise(updates * costs.step + costs.aggregation)
+    each = ledger.budget.without_privacy(updates * costs.step + costs.aggregation)
     with np.errstate(divide="ignore", invalid="ignore"):
         fits = np.where(each > 0, (ledger.budget.array - ledger.spent) / each, np.inf)
     return max(1.0, float(np.floor(fits.min()))), list(ledger.budget.limits)[
@@ -127,12 +126,12 @@ def rounds_that_fit(
 
 def rho_left(ledger: Ledger) -> float:
     """What may still be made known; 0 where it is hardly anything."""
-    left = ledger.budget.of_noise(ledger.budget.array - ledger.spent)
+    left = ledger.budget.privacy_part(ledger.budget.array - ledger.spent)
     return left if left > _NOTHING * rho_total(ledger.budget) else 0.0
 
 
 def rho_total(budget: Budget) -> float:
-    return budget.of_noise(budget.array)
+    return budget.privacy_part(budget.array)
 
 
 def _decision(
@@ -142,7 +141,7 @@ def _decision(
     if rule.tau is not None:
         return Decision(rule.tau, Reason.FIXED)
     costs = spending.costs(ledger)
-    steps = ledger.budget.but_noise(costs.step)
+    steps = ledger.budget.without_privacy(costs.step)
     with np.errstate(divide="ignore", invalid="ignore"):
         fits = np.where(
             steps > 0,
@@ -172,7 +171,7 @@ class PrivateAggregator(Aggregator):
         if self.state.phase is not Phase.READY:
             raise LocalError("the run has started already")
         answer = self._answer(
-            self._announce_private(self.state.updated(phase=Phase.ROUND), clip=0.0)
+            self._announce_private(updated(self.state, phase=Phase.ROUND), clip=0.0)
         )
         if not isinstance(answer, Broadcast):
             raise UserError(
@@ -204,20 +203,20 @@ class PrivateAggregator(Aggregator):
             nodes = len(report.nodes)
             released = release(report, private, noise)
         budget = self.ledger.budget
-        rest = budget.but_noise(costs.aggregation) + budget.noise(private.rho)
-        paid = Costs(budget.but_noise(costs.step), rest)
-        state = self.state.updated(
-            ledger=self.ledger.charge(broadcast.tau, paid, usual=usual)
+        rest = budget.without_privacy(costs.aggregation) + budget.privacy_amount(private.rho)
+        paid = Costs(budget.without_privacy(costs.step), rest)
+        state = updated(
+            self.state, ledger=self.ledger.charge(broadcast.tau, paid, usual=usual)
         )
         if released.update is not None:
             mean = np.asarray(state.w + released.update, np.float32)
-            state, _, _ = stages.moved(
-                state.updated(t=state.t + broadcast.tau),
+            state, _, _ = apply_update(
+                updated(state, t=state.t + broadcast.tau),
                 self.method.update,
                 mean,
                 self._quantize,
             )
-        state = state.updated(best=state.w)
+        state = updated(state, best=state.w)
         round_ = self._private_round(state, broadcast, nodes, private)
         state = self._announce_private(state, released.clip)
         self.last = round_
@@ -233,10 +232,11 @@ class PrivateAggregator(Aggregator):
             and state.private is not None
             and state.private.rho > left
         ):
-            done = {"phase": Phase.DONE, "stopped_by": self.ledger.budget.by_noise}
-            self.state = state.updated(
-                **({"private": state.private.at_cost(left)} if left > 0 else done)
-            )
+            if left > 0:
+                self.state = updated(state, private=state.private.at_cost(left))
+            else:
+                resource = self.ledger.budget.by_noise
+                self.state = updated(state, phase=Phase.DONE, stopped_by=resource)
 
     def _announce_private(self, state: _State, clip: float) -> _State:
         """The next round, as far as there is privacy and the rest for it; or the end.
@@ -247,20 +247,21 @@ class PrivateAggregator(Aggregator):
         made = state.round - state.final_rounds
         spending = self.method.spending
         if self._rounds is not None and made >= self._rounds:
-            return state.updated(phase=Phase.DONE, stopped_by="rounds")
+            return updated(state, phase=Phase.DONE, stopped_by="rounds")
         more = None if self._rounds is None else self._rounds - made
         plan = self._plan(state, clip, more)
         if plan is None:
-            return state.updated(
+            return updated(
+                state,
                 phase=Phase.DONE,
                 stopped_by=state.stopped_by or state.ledger.budget.by_noise,
             )
         fitting = spending.plan(state.ledger, plan.decision)
         if fitting.decision is None:
-            return state.updated(phase=Phase.DONE, stopped_by=fitting.stopped_by)
+            return updated(state, phase=Phase.DONE, stopped_by=fitting.stopped_by)
         decision = fitting.decision
-        state = state.updated(round=state.round + 1, tau=decision.tau, decision=decision)
-        return self._with_plan(state, plan, clip).updated(stopped_by=plan.bound_by)
+        state = updated(state, round=state.round + 1, tau=decision.tau, decision=decision)
+        return updated(self._with_plan(state, plan, clip), stopped_by=plan.bound_by)
 
     def _plan(self, state: _State, clip: float, rounds: int | None) -> RoundPlan | None:
         """The next round; None when there is no privacy left.
@@ -277,13 +278,13 @@ class PrivateAggregator(Aggregator):
 
     def _with_plan(self, state: _State, plan: RoundPlan, clip: float) -> _State:
         """With what nodes are told of it."""
-        return state.updated(private=private_of(plan, clip))
+        return updated(state, private=private_of(plan, clip))
 
     def _extended(self, state: _State) -> _State:
         if state.phase is Phase.ROUND:
-            return state.updated(stopped_by=None)
+            return updated(state, stopped_by=None)
         assert state.private is not None
-        coming = self._announce_private(stages.reopened(state), state.private.clip)
+        coming = self._announce_private(reopen(state), state.private.clip)
         if coming.phase is Phase.DONE:
             raise UserError(
                 f"budget {state.ledger.budget}: too little is left of {coming.stopped_by} for another round"

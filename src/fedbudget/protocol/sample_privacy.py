@@ -69,7 +69,6 @@ from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards
 from fedbudget.models import per_sample
 from fedbudget.models.base import Descent, Model
-from fedbudget.protocol import state as stages
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.messages import Broadcast, LocalError, Private, Report
 from fedbudget.protocol.method import PrivateRule
@@ -82,7 +81,13 @@ from fedbudget.protocol.node_privacy import (
     rho_total,
 )
 from fedbudget.protocol.privacy import MEASURED, private_report
-from fedbudget.protocol.state import AggregatorState, Phase
+from fedbudget.protocol.state import (
+    AggregatorState,
+    Phase,
+    apply_update,
+    combine_reports,
+    updated,
+)
 from fedbudget.protocol.sums import Reports, ReportsHere
 from fedbudget.protocol.workload import NodeTimes
 
@@ -192,7 +197,7 @@ def _rounds_that_fit(
     """How many rounds of each τ are left of everything but privacy, [taus], and of what there is least."""
     costs = spending.costs(ledger)
     budget = ledger.budget
-    each = np.outer(taus, budget.but_noise(costs.step)) + budget.but_noise(
+    each = np.outer(taus, budget.without_privacy(costs.step)) + budget.without_privacy(
         costs.aggregation
     )
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -367,21 +372,21 @@ class SampleAggregator(PrivateAggregator):
         assert private is not None
         updates = max(1, broadcast.tau)
         paid = Costs(
-            budget.but_noise(costs.step) + budget.noise(private.rho / updates),
-            budget.but_noise(costs.aggregation),
+            budget.without_privacy(costs.step) + budget.privacy_amount(private.rho / updates),
+            budget.without_privacy(costs.aggregation),
         )
         usual = usual and not private.measures  # in which no update is made
-        state = self.state.updated(ledger=self.ledger.charge(updates, paid, usual=usual))
+        state = updated(self.state, ledger=self.ledger.charge(updates, paid, usual=usual))
         private = replace(private, samples=int(report.sizes.sum()))
         if private.measures:
             clip = first_clip(report)
         else:
             clip = private.clip
             sums = ReportsHere(report).sums
-            mean = stages.combined(self.method.combine, report, sums)
-            state = state.updated(t=state.t + broadcast.tau)
-            state, _, _ = stages.moved(state, self.method.update, mean, self._quantize)
-        state = state.updated(best=state.w, private=private)
+            mean = combine_reports(self.method.combine, report, sums)
+            state = updated(state, t=state.t + broadcast.tau)
+            state, _, _ = apply_update(state, self.method.update, mean, self._quantize)
+        state = updated(state, best=state.w, private=private)
         round_ = self._private_round(state, broadcast, len(report.nodes), private)
         state = self._announce_private(state, clip)
         self.last = round_
@@ -391,11 +396,11 @@ class SampleAggregator(PrivateAggregator):
         """What was spent besides: a round that did not come together was asked for all the same, and is paid for."""
         budget = self.ledger.budget
         asked = self.pending
-        if asked is None or asked.private is None or budget.of_noise(costs.aggregation) > 0:
+        if asked is None or asked.private is None or budget.privacy_part(costs.aggregation) > 0:
             super().charge(costs)
         else:
             super().charge(
-                Costs(costs.step, costs.aggregation + budget.noise(asked.private.rho))
+                Costs(costs.step, costs.aggregation + budget.privacy_amount(asked.private.rho))
             )
 
     def _announce_private(self, state: _State, clip: float) -> _State:
@@ -422,15 +427,15 @@ class SampleAggregator(PrivateAggregator):
 
     def _with_plan(self, state: _State, plan: RoundPlan, clip: float) -> _State:
         samples = 0 if state.private is None else state.private.samples or 0
-        state = state.updated(private=Private(clip, plan.rho, samples))
+        state = updated(state, private=Private(clip, plan.rho, samples))
         if (
             clip == 0
             or not isinstance(plan, SampleRoundPlan)
             or not self.method.step_size.adapts
         ):
             return state
-        return state.updated(
-            step_size=replace(state.step_size, eta=plan.step * CLIP / clip**2)
+        return updated(
+            state, step_size=replace(state.step_size, eta=plan.step * CLIP / clip**2)
         )
 
 

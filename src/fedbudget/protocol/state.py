@@ -1,11 +1,17 @@
-"""What an aggregator and a fleet are between two rounds: frozen values, all that is needed to go on from there.
+"""State of an aggregator and of a fleet between two rounds.
 
-The rest comes from the run's settings (budget, method and so on), and from the nodes' own data. An aggregator replaces
-its `AggregatorState` in every round; one that is resumed from it says what was said last, to the bit. A `FleetState` is
-taken from a fleet, and given to another of the same nodes. Both become plain values and arrays by structure.py: a new
-field is declared here, and saved and read with the others.
+Both are frozen values. They hold everything that a run needs to resume and that does not
+follow from its settings or from the nodes' data:
 
-Steps of a round at the aggregator, each from one state to the next; aggregator.py says in which order.
+- The aggregator replaces its `AggregatorState` in every round. An aggregator resumed from
+  it repeats the last broadcast, to the bit.
+- A `FleetState` is exported from one fleet and imported by another one of the same nodes.
+
+codec.py converts both to plain values and arrays. A new field needs a declaration here and
+nothing else.
+
+The functions at the end are the stages of a round at the aggregator, each from one state to
+the next; `Aggregator.receive` has their order.
 """
 
 import math
@@ -13,17 +19,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64
 from fedbudget.budget.budget import Ledger
 from fedbudget.budget.control import Decision, Estimates, Reason
+from fedbudget.budget.spending import SpendingRule, progress
 from fedbudget.budget.step_size import StepSize, StepSizeInputs
-from fedbudget.data.sampling import Position
+from fedbudget.data.sampling import SamplerState
 from fedbudget.errors import UserError
-from fedbudget.protocol.combine import CombineRule, averages, doubts
+from fedbudget.protocol.combine import CombineRule, averages, caps_reports
 from fedbudget.protocol.drift import Correction, Divergence, DriftState, mean_gradient
 from fedbudget.protocol.messages import Broadcast, CatchUp, Private, Report, Request, Work
 from fedbudget.protocol.sums import Reports, Sums, norms
@@ -36,12 +43,39 @@ from fedbudget.protocol.update import (
 )
 from fedbudget.protocol.workload import NodeTimes, StepTimes
 
+if TYPE_CHECKING:
+    from dataclasses import replace as updated
+else:
+
+    def updated(state, **changes):
+        """Copy an `AggregatorState` with some fields changed.
+
+        Every stage of a round creates a state. `dataclasses.replace` would take a tenth of
+        a round's time; type checkers read this function as `dataclasses.replace`.
+        """
+        new = object.__new__(type(state))
+        values = new.__dict__
+        values.update(vars(state))
+        values.pop("broadcast", None)  # cached, follows from the fields
+        values.update(changes)
+        return new
+
+
+__all__ = ["AggregatorState", "FleetState", "Phase", "Quantize", "updated"]
+
 S = TypeVar("S", bound=Any)
 U = TypeVar("U")
 
+Quantize = Callable[[Float32, Float32], Float32]
+"""Return a vector as nodes receive it, from the vector and a reference that they hold. The
+reference of a new w is the w of the previous broadcast; the reference of the combined w_i
+is w."""
+
+_COUNT_LIMIT = 2**63  # counters must fit into 64 bits
+
 
 class Phase(StrEnum):
-    """Where a run is, see aggregator.py."""
+    """Phase of a run; aggregator.py has the transitions."""
 
     READY = "ready"
     ROUND = "round"
@@ -49,50 +83,37 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-def motion_of(broadcast: Broadcast, start: Float32) -> Float32:
-    """What is added to gradients so that nodes go on from `start` to w(t₀), [nodes, parameters], or [1, parameters]."""
-    if broadcast.work is None:
-        motion: Float32 = (broadcast.w - start) / np.float32(broadcast.eta * broadcast.tau)
-        return motion[None]
-    spans = np.float32(broadcast.eta) * np.array(broadcast.work.updates, np.float32)
-    return np.asarray((broadcast.w - start) / spans[:, None])
-
-
-def gone_on(w: Float32, before: Float32, momentum: float, statistics: int) -> Float32:
-    """Where w comes to that goes so much of its last way once more, [parameters]; running statistics do not."""
-    return with_statistics_of(w, w + np.float32(momentum) * (w - before), statistics)
-
-
 @dataclass(frozen=True)
 class AggregatorState(Generic[S, U]):
     """An aggregator between two rounds.
 
     Args:
-      phase: `round` or `final`, when a round of that kind has been announced; `done` after the last.
-      request: what nodes are asked for.
-      round, tau, became_best, stop: what the last broadcast says; `became_best` is its `best`, or after the end that of
-        the next, should there be one; `round` is 0 before the first.
-      w: w(t₀), as last broadcast.
+      phase: `round` or `final` after such a round was announced; `done` after the last.
+      request: what nodes report.
+      w: w(t₀) of the last broadcast.
       best: w^f.
+      decision: the last choice of τ.
+      step_size: state of the step size rule, with the coming η.
+      update: state of the update rule.
+      ledger: what was spent, and the expected cost of rounds.
+      drift: state of drift correction, if the run has it.
+      round, tau, became_best, stop: fields of the last broadcast; `round` is 0 before the
+        first. `became_best` is its `best`; after the end, the `best` of the next broadcast
+        if the run is extended.
       loss, best_loss, first_loss: F of w(t₀) one round ago, of w^f and of w(0).
       worse: F(w(t₀)) was much larger than F(w^f).
       t: local updates per node so far.
-      final_rounds: how many ends the run has had, of which each was judged in a round, and was then given more budget.
-      decision: the last choice of τ.
-      step_size: the step size's own state, with the coming η.
-      update: the update rule's own state.
-      ledger: what was spent, and what rounds cost.
       estimates: ρ̂, β̂, δ̂.
-      drift: where drift is corrected.
-      stopped_by: what will end the run, once that is known.
-      mean: what the last w_i(t) were combined to, where w is not that and nodes must know it.
-      before: the w that was broadcast before w; None where there was none, or nobody goes on from it.
-      momentum: how much of the way from there nodes go once more.
-      statistics: how many of w's last numbers are running statistics.
-      times: what a local update takes at nodes, where faster ones make more of them.
-      work: how many each makes in the round that was announced, where that is not τ for all.
-      private: of the round that was announced, where rounds are private.
-      bias: the mean of nodes' shifts, [parameters], where vectors are sent with fewer bits (drift.py).
+      stopped_by: the resource that ends the run, once it is decided.
+      final_rounds: number of final rounds after which the run was extended.
+      mean: the combined w_i(t) of the last round, if it differs from w and nodes need it.
+      before: the w broadcast before w; None without momentum.
+      momentum: fraction of the step from `before` to w that nodes repeat.
+      statistics: number of running statistics at the end of w.
+      times: time of a local update at each node, if faster nodes make more updates.
+      work: local updates of each node in the announced round, unless all make τ.
+      private: settings of the announced round, if rounds are private.
+      bias: mean shift of the nodes, [parameters], if vectors are compressed (drift.py).
     """
 
     phase: Phase
@@ -127,9 +148,15 @@ class AggregatorState(Generic[S, U]):
 
     @cached_property
     def broadcast(self) -> Broadcast:
-        """What was said last."""
+        """The last broadcast."""
         drift = self.drift
-        mean, since = (None, 0) if drift is None else (drift.mean, drift.uncorrected)
+        if self.round <= 1:
+            catch_up = None
+        elif drift is None:
+            catch_up = CatchUp(self.best, before=self.before)
+        else:
+            catch_up = CatchUp(self.best, drift.mean, drift.uncorrected, self.before)
+
         return Broadcast(
             self.round,
             self.w,
@@ -139,9 +166,7 @@ class AggregatorState(Generic[S, U]):
             best=self.became_best,
             stop=self.stop,
             drift=None if drift is None else drift.coming,
-            catch_up=CatchUp(self.best, mean, since, self.before)
-            if self.round > 1
-            else None,
+            catch_up=catch_up,
             mean=self.mean,
             momentum=self.momentum,
             work=self.work,
@@ -150,89 +175,77 @@ class AggregatorState(Generic[S, U]):
 
     @property
     def start(self) -> Float32:
-        """Where nodes' gradients start from: w, and what is gone once more of the last way, [parameters]."""
+        """Starting point of the nodes' gradients: w, extrapolated by the momentum."""
         if self.before is None:
             return self.w
-        return gone_on(self.w, self.before, self.momentum, self.statistics)
-
-    def updated(self, **changes: Any) -> Self:
-        """As `dataclasses.replace`, which would take a tenth of a round's time: every step of a round makes a state."""
-        new = object.__new__(type(self))
-        known = new.__dict__
-        known.update(vars(self))
-        known.pop("broadcast", None)  # which follows from these
-        assert changes.keys() <= known.keys()
-        known.update(changes)
-        return new
+        return extrapolated(self.w, self.before, self.momentum, self.statistics)
 
     def recovered(self, update: U) -> Self:
-        """Where w is not finite, and w^f is: from w^f, as after any round that went astray; otherwise itself.
+        """Return the state restarted from w^f if w is not finite and w^f is; else itself.
 
         Args:
-          update: the update rule's state to begin with at w^f.
+          update: initial state of the update rule at w^f.
         """
-        parts = [part for part in (self.w, self.mean, self.before) if part is not None]
-        if (
-            all(np.isfinite(part).all() for part in parts)
-            or not np.isfinite(self.best).all()
-        ):
+        vectors = [v for v in (self.w, self.mean, self.before) if v is not None]
+        finite = all(np.isfinite(vector).all() for vector in vectors)
+        if finite or not np.isfinite(self.best).all():
             return self
-        drift = None if self.drift is None else self.drift.anew()
-        start = {"mean": None, "before": None, "momentum": 0.0}
-        return self.updated(
-            w=self.best, **start, update=update, drift=drift, estimates=None, worse=False
+        return updated(
+            self,
+            w=self.best,
+            mean=None,
+            before=None,
+            momentum=0.0,
+            update=update,
+            drift=None if self.drift is None else self.drift.anew(),
+            estimates=None,
+            worse=False,
         )
 
     def require_possible(self) -> None:
-        """Refuses what no run comes to, as a file may have it: raises ValueError."""
+        """Raise ValueError for a state that no run can reach, as of a corrupt file."""
         for name in ("round", "tau", "t", "final_rounds"):
-            if not 0 <= getattr(self, name) < 2**63:
+            if not 0 <= getattr(self, name) < _COUNT_LIMIT:
                 raise ValueError(f"{name} is {getattr(self, name)}")
-        if self.phase is Phase.READY or (
-            self.phase is not Phase.DONE and (self.tau == 0) != (self.phase is Phase.FINAL)
-        ):
+        final = self.phase is Phase.FINAL
+        running = self.phase is not Phase.DONE
+        if self.phase is Phase.READY or (running and (self.tau == 0) != final):
             raise ValueError(f"tau is {self.tau} in phase {self.phase}")
-        if self.w.ndim != 1 or not self.w.size or self.best.shape != self.w.shape:
-            raise ValueError(f"w and best have shapes {self.w.shape} and {self.best.shape}")
-        if not 0 <= self.statistics < self.w.size:
-            raise ValueError(f"{self.statistics} statistics in {self.w.size} numbers")
-        for name in ("mean", "bias"):
-            if (vector := getattr(self, name)) is not None and vector.shape != self.w.shape:
+
+        if self.w.ndim != 1 or not self.w.size:
+            raise ValueError(f"w has shape {self.w.shape}")
+        for name in ("w", "best", "mean", "before", "bias"):
+            vector = getattr(self, name)
+            if vector is None:
+                continue
+            if vector.shape != self.w.shape:
                 raise ValueError(
                     f"w and {name} have shapes {self.w.shape} and {vector.shape}"
                 )
-        if self.before is not None and self.before.shape != self.w.shape:
-            raise ValueError(
-                f"w and the one before have shapes {self.w.shape} and {self.before.shape}"
-            )
+            if not np.isfinite(vector).all():
+                raise ValueError(f"{name} is not finite")
+        if not 0 <= self.statistics < self.w.size:
+            raise ValueError(f"{self.statistics} statistics in {self.w.size} numbers")
         if not 0 <= self.momentum <= 1 or (self.momentum > 0) != (self.before is not None):
             raise ValueError(f"momentum is {self.momentum}")
-        vectors = (self.w, self.best, self.mean, self.before, self.bias)
-        if not all(np.isfinite(vector).all() for vector in vectors if vector is not None):
-            raise ValueError("w is not finite")
+
         self.ledger.require_possible()
-        if self.estimates is not None and not (
-            0 <= self.estimates.rho < math.inf and 0 <= self.estimates.beta < math.inf
-        ):
-            raise ValueError(f"estimates are {self.estimates}")
-        if (self.private is not None) != self.request.private or (
-            self.private is not None
-            and not (0 <= self.private.clip < math.inf and 0 <= self.private.rho < math.inf)
-        ):
-            raise ValueError(f"a private round is {self.private}")
+        estimates = self.estimates
+        if estimates is not None and not _possible(estimates.rho, estimates.beta):
+            raise ValueError(f"estimates are {estimates}")
+        private = self.private
+        if (private is not None) != self.request.private:
+            raise ValueError("a private run needs the settings of its private round")
+        if private is not None and not _possible(private.clip, private.rho):
+            raise ValueError(f"a private round is {private}")
         if (self.drift is not None) != self.request.drift:
-            raise ValueError("drift is corrected where that is asked for")
+            raise ValueError("drift correction needs its state, and only drift correction")
         if self.drift is not None:
             self.drift.require_possible(self.w)
         if self.times is not None:
             self.times.require_possible()
-        if self.work is not None and not (
-            0 < self.work.effective <= self.work.most < 2**31
-            and min(self.work.updates, default=0) >= 1
-        ):
-            raise ValueError(
-                f"nodes make {self.work.updates} updates, in effect {self.work.effective}"
-            )
+        if self.work is not None:
+            self.work.require_possible()
 
 
 @dataclass(frozen=True)
@@ -241,15 +254,16 @@ class FleetState:
 
     Args:
       broadcast: the last broadcast, without its `catch_up`.
-      w: w_i(t), [n, parameters]; None when no update was ever made.
+      w: w_i(t), [n, parameters]; None before the first local update.
       best: w^f.
       losses: F_i at the last broadcast's w, [n].
-      best_known: F_i(w^f) on whole shards, where these are what is descended on, [n].
-      steepest: where the gradient changes the most, [n, parameters], if that was looked for.
-      correction: where drift is corrected.
-      position: of the mini-batches.
-      start: where the last updates started from, where that was not the broadcast's w, [parameters].
-      lost: what fewer bits did not tell of w_i(t), [n, parameters].
+      best_known: F_i(w^f) on whole shards, [n]; None with mini-batches.
+      steepest: change of ∇F_i along its steepest known direction, [n, parameters]; None
+        before the first probe.
+      correction: state of drift correction, if the run has it.
+      position: position of the mini-batch sampler.
+      start: starting point of the last updates, [parameters], if not the broadcast's w.
+      lost: compression error of w_i(t), [n, parameters].
     """
 
     broadcast: Broadcast
@@ -259,118 +273,145 @@ class FleetState:
     best_known: Float64 | None
     steepest: Float32 | None
     correction: Correction | None
-    position: Position
+    position: SamplerState
     start: Float32 | None = None
     lost: Float32 | None = None
 
     @property
     def for_disk(self) -> "FleetState":
-        """What a checkpoint has of it: of a private run nothing that only the nodes may know."""
+        """The state for a checkpoint, without private values if the run is private."""
         if self.broadcast.private is None:
             return self
         return replace(self, w=None, losses=np.zeros_like(self.losses), best_known=None)
 
 
-Quantize = Callable[[Float32, Float32], Float32]
-"""What nodes will hold of a vector, from it and one that they know: of a new w, from the w of the broadcast before, and
-of what the w_i were combined to, from w."""
+def extrapolated(w: Float32, before: Float32, momentum: float, statistics: int) -> Float32:
+    """Extrapolate w along its last step by `momentum`, [parameters].
+
+    Args:
+      before: the w before the last step, [parameters].
+      momentum: fraction of the step to repeat.
+      statistics: number of running statistics at the end of w; they stay as they are.
+    """
+    return with_statistics_of(w, w + np.float32(momentum) * (w - before), statistics)
+
+
+def _possible(*values: float) -> bool:
+    return all(0 <= value < math.inf for value in values)
+
 
 _State = AggregatorState[Any, Any]
 
 
+def bound_outliers(
+    rule: CombineRule, report: Report | Reports, state: _State
+) -> Report | Reports:
+    """Return the report with outliers bounded by the rule; itself if none was."""
+    if isinstance(report, Report) and caps_reports(rule):
+        return rule.capped(report, state.start, state.w.size - state.statistics)
+    return report
+
+
+def shortened_nodes(report: Report | Reports, bounded: Report | Reports) -> tuple[int, ...]:
+    """Return the numbers of the nodes whose finite w_i `bound_outliers` changed."""
+    if not isinstance(report, Report) or not isinstance(bounded, Report):
+        return ()
+    if report.w is bounded.w or report.w is None or bounded.w is None:
+        return ()
+    same = (report.w == bounded.w).all(axis=1) | ~np.isfinite(report.w).all(axis=1)
+    return tuple(report.nodes[~same].tolist())
+
+
 def with_losses(state: _State, sums: Sums) -> tuple[_State, bool]:
-    """F(w(t₀)) and F(w^f), and whether w(t₀) is the new w^f."""
+    """Record F(w(t₀)) and F(w^f); return whether w(t₀) is the new w^f."""
     loss = sums.totals.loss / sums.totals.data
     best_loss = sums.totals.best_loss / sums.totals.data
     if state.t == 0 and state.phase is Phase.ROUND:
-        return state.updated(loss=loss, best_loss=loss, first_loss=loss), False
+        return updated(state, loss=loss, best_loss=loss, first_loss=loss), False
     if not loss < best_loss:
-        return state.updated(loss=loss, best_loss=best_loss), False
-    return state.updated(loss=loss, best_loss=loss, best=state.w), True
+        return updated(state, loss=loss, best_loss=best_loss), False
+    return updated(state, loss=loss, best_loss=loss, best=state.w), True
 
 
 def with_times(state: _State, broadcast: Broadcast, times: NodeTimes | None) -> _State:
-    """Knows what local updates took in the round, where nodes share rounds by that."""
+    """Record the time of local updates, if nodes share rounds by their speed."""
     if state.times is None or times is None:
         return state
-    return state.updated(times=state.times.after(broadcast.round, times))
+    return updated(state, times=state.times.after(broadcast.round, times))
 
 
-def with_verdict(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bool]:
-    """Whether to go back to w^f: nothing is finite or, where η adapts, w(t₀) is much worse than w^f.
+def check_recovery(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bool]:
+    """Decide whether to return to w^f.
 
-    A loss on small mini-batches is noisy, the more so where it is nearly 0: much worse is by half, by a tenth of where
-    the run started, and twice in a row, or tenfold at once.
+    The run recovers if no w_i is finite, or if η adapts and w(t₀) is much worse than w^f.
+    Losses on small mini-batches are noisy, most of all near 0. So the limit is F(w^f) plus
+    half of it, or plus a tenth of F(w(0)) if that is more. The run recovers after two
+    rounds in a row above the limit, or after one above ten times the limit.
     """
     limit = state.best_loss + max(0.5 * state.best_loss, 0.1 * state.first_loss)
     worse = not state.loss <= limit
     much_worse = (state.worse and worse) or not state.loss <= 10 * limit
     recover = not sums.totals.used or (adapts and much_worse)
-    return state.updated(worse=worse and not recover), recover
+    return updated(state, worse=worse and not recover), recover
 
 
-def with_retreat(state: _State, rule: UpdateRule, sums: Sums) -> _State:
-    """Less motion where w(t₀) is worse than w^f, by a twentieth and more than chance would have it."""
-    if moves(rule) and sums.loss_gap > sums.loss_gap_error + state.best_loss / 20:
-        return state.updated(update=rule.retreat(state.update))
-    return state
-
-
-def at_pace(
-    state: _State, rule: UpdateRule, broadcast: Broadcast, eta: float, *, recover: bool
-) -> _State:
-    """Motion as fast as the coming steps are long, and what of it nodes make.
-
-    Args:
-      eta: that w went by so far.
-    """
-    if not moves(rule) or recover or _was_last(state):
-        return state.updated(before=None, momentum=0.0)
-    ratio = min(1.0, state.step_size.eta / eta) if eta > 0 else 1.0
-    update = state.update if ratio == 1 else rule.paced(state.update, ratio)
-    momentum = ratio * rule.carried
-    return state.updated(
-        update=update, before=broadcast.w if momentum else None, momentum=momentum
-    )
-
-
-def believed(
-    rule: CombineRule, report: Report | Reports, state: _State
-) -> Report | Reports:
-    """The report with what the rule believes of it; itself where it believes all."""
-    if isinstance(report, Report) and doubts(rule):
-        return rule.believed(report, state.start, state.w.size - state.statistics)
-    return report
-
-
-def changed(given: Report | Reports, believed: Report | Reports) -> tuple[int, ...]:
-    """The numbers of nodes whose w_i is not believed as it was given."""
-    if (
-        given is believed
-        or not isinstance(given, Report)
-        or not isinstance(believed, Report)
-    ):
-        return ()
-    if given.w is believed.w or given.w is None or believed.w is None:
-        return ()
-    same = (given.w == believed.w).all(axis=1) | ~np.isfinite(given.w).all(axis=1)
-    return tuple(given.nodes[~same].tolist())
-
-
-def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32:
-    """What the w_i(t) that are finite are combined to."""
-    assert sums.w is not None  # or the report would have been refused
+def combine_reports(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32:
+    """Combine the finite w_i(t), [parameters]."""
+    assert sums.w is not None  # a report without w was refused
     if averages(rule) or not isinstance(report, Report) or report.w is None:
         return sums.mean(sums.w)
     used = ~np.isin(report.nodes, sums.left_out)
-    return _vector(
-        rule,
-        rule.combine(report.w[used], report.sizes[used], report.nodes[used]),
-        report.w[0],
+    combined = rule.combine(report.w[used], report.sizes[used], report.nodes[used])
+    return _vector(rule, combined, report.w[0])
+
+
+def without_bias(state: _State, broadcast: Broadcast, mean: Float32) -> Float32:
+    """Remove the effect of shifts that do not cancel from the combined w_i (drift.py)."""
+    used = 0.0 if broadcast.drift is None else broadcast.drift.used
+    if state.bias is None or not used:
+        return mean
+    return mean + np.float32(used * broadcast.span) * state.bias
+
+
+def step_size_inputs(
+    spending: SpendingRule, before: Ledger, after: Ledger, sums: Sums, *, best: bool
+) -> StepSizeInputs:
+    """Collect the inputs of the step size rule.
+
+    Args:
+      before, after: ledger before and after the round.
+      best: whether w(t₀) is the new w^f.
+    """
+    spent = progress(after, spending)
+    return StepSizeInputs(
+        sums.largest_beta,
+        spent,
+        sums.mean_beta,
+        best and sums.loss_gap < -sums.loss_gap_error,
+        max(0.0, spent - progress(before, spending)),
     )
 
 
-def moved(
+def first_round_scale(
+    rule: StepSize, state: _State, broadcast: Broadcast, inputs: StepSizeInputs
+) -> float:
+    """Return the factor by which η of the first round was too small.
+
+    In that round nodes use their own step sizes and report as if they had used η.
+    """
+    if not broadcast.request.one_step or broadcast.round > 1:
+        return 1.0
+    return float(rule.next(state.step_size, inputs).eta / broadcast.eta)
+
+
+def damp_velocity(state: _State, rule: UpdateRule, sums: Sums) -> _State:
+    """Reduce the momentum if w(t₀) is significantly worse than w^f, by 5 % or more."""
+    if moves(rule) and sums.loss_gap > sums.loss_gap_error + state.best_loss / 20:
+        return updated(state, update=rule.retreat(state.update))
+    return state
+
+
+def apply_update(
     state: _State,
     rule: UpdateRule,
     mean: Float32 | None,
@@ -379,162 +420,178 @@ def moved(
     span: float = 0.0,
     scale: float = 1.0,
 ) -> tuple[_State, Float32, bool]:
-    """With w(t); and what the w_i(t) are compared with, and whether w(t) is w^f, for want of a mean that is finite.
+    """Compute w(t).
 
     Args:
-      mean: what the w_i(t) were combined to; None to go back to w^f.
-      span: η τ that they were made with; 0 where nodes have steps of their own.
-      scale: how many times as far w would have come with the η that is right.
+      mean: the combined w_i(t), [parameters]; None to return to w^f.
+      span: η τ of the round; 0 if nodes use their own step sizes.
+      scale: factor by which the update was too short, see `first_round_scale`.
+
+    Returns:
+      The state with w(t); the vector to compare the w_i(t) with; and whether w(t) is w^f,
+      because there is no finite mean.
     """
     update = state.update
     w = mean
     if mean is not None:
-        aim = mean if scale == 1 else state.w + np.float32(scale) * (mean - state.w)
-        if moves(rule) and _was_last(state):
-            w = aim
-        else:
-            reached = (
-                aim if state.before is None else aim - state.start + state.w
-            )  # by gradients alone
-            reached = with_statistics_of(state.w, reached, state.statistics)
-            if moves(rule):
-                update, reached = _trusted(rule, update, state.w, reached, span * scale)
-            update, w = rule.next(update, state.w, reached)
-        w = with_statistics_of(mean, _vector(rule, w, state.w), state.statistics)
+        update, w = _next_w(state, rule, mean, span, scale)
     recover = w is None or not np.isfinite(w).all()
     if w is None or mean is None or recover:
-        w = mean = state.best
+        w = state.best
+        mean = state.best
         update = restarted(rule, state.update, w)
-    nodes_hold = w if quantize is None else quantize(w, state.w)
+
+    received = w if quantize is None else quantize(w, state.w)
     if w is mean:
-        return state.updated(w=nodes_hold, mean=None, update=update), nodes_hold, recover
-    told = mean if state.request.drift else None
-    if told is not None and quantize is not None:
-        told = quantize(told, nodes_hold)
-    return state.updated(w=nodes_hold, mean=told, update=update), mean, recover
+        return updated(state, w=received, mean=None, update=update), received, recover
+    sent_mean = mean if state.request.drift else None
+    if sent_mean is not None and quantize is not None:
+        sent_mean = quantize(sent_mean, received)
+    return updated(state, w=received, mean=sent_mean, update=update), mean, recover
+
+
+def _next_w(
+    state: _State, rule: UpdateRule, mean: Float32, span: float, scale: float
+) -> tuple[Any, Float32]:
+    """Return the update rule's state and w(t), which is not finite if the mean is not."""
+    update = state.update
+    aim = mean
+    if scale != 1:
+        aim = state.w + np.float32(scale) * (mean - state.w)
+    if moves(rule) and _was_last(state):
+        w = aim
+    else:
+        reached = aim
+        if state.before is not None:
+            reached = aim - state.start + state.w  # without the nodes' momentum
+        reached = with_statistics_of(state.w, reached, state.statistics)
+        if moves(rule):
+            update, reached = _trusted(rule, update, state.w, reached, span * scale)
+        update, w = rule.next(update, state.w, reached)
+    return update, with_statistics_of(mean, _vector(rule, w, state.w), state.statistics)
 
 
 def _trusted(
     rule: MovingRule, state: Any, w: Float32, reached: Float32, span: float
 ) -> tuple[Any, Float32]:
-    """The rule's state, and as much of the way from w as it trusts."""
+    """Return the rule's state, and the point up to which it trusts the step from w."""
     rate = float(norms(reached[None], w)[0]) / span if span > 0 else 0.0
-    if not 0 < rate < math.inf:  # of w that is not finite: it will be gone back from
+    if not 0 < rate < math.inf:  # if w is not finite, the run recovers
         return state, reached
     state, share = rule.trust(state, rate)
-    return state, reached if share == 1 else w + np.float32(share) * (reached - w)
-
-
-def _was_last(state: _State) -> bool:
-    """Whether the round that was announced last was as long as the rest of the budget."""
-    return state.decision.reason in (Reason.REST, Reason.BUDGET)
-
-
-def first_scale(
-    rule: StepSize, state: _State, broadcast: Broadcast, inputs: StepSizeInputs
-) -> float:
-    """How many times larger η should have been in the first round, that nodes made with their own, as if with this."""
-    if not broadcast.request.one_step or broadcast.round > 1:
-        return 1.0
-    return float(rule.next(state.step_size, inputs).eta / broadcast.eta)
+    if share == 1:
+        return state, reached
+    return state, w + np.float32(share) * (reached - w)
 
 
 def _vector(rule: object, values: Float32, like: Float32) -> Float32:
-    """What a rule gave, which may be the user's own, as a vector like w."""
+    """Check the result of a rule, which may be a custom one."""
     vector = np.asarray(values, np.float32)
     if vector.shape != like.shape:
         raise UserError(
-            f"{type(rule).__name__} gave an array of shape {vector.shape}, not {like.shape}"
+            f"{type(rule).__name__} returned an array of shape {vector.shape}, "
+            f"not {like.shape}"
         )
     return vector
 
 
 def with_drift(
     state: _State,
-    drift: DriftState,
     report: Report | None,
     sums: Sums,
     broadcast: Broadcast,
     *,
-    recover: bool,
+    restart: bool,
     start: Float32,
 ) -> _State:
-    """Keeps c, and decides whether the next round is corrected, or how much.
+    """Update c, and decide whether and how strongly the next round is corrected.
 
     Args:
-      report: of all nodes, with vectors or without; None where only sums arrive.
-      start: where the round started from, [parameters].
+      report: reports of all nodes, with or without vectors; None if only sums arrive.
+      restart: whether the next round is not corrected, so that all c_i start anew.
+      start: starting point of the round's updates, [parameters].
     """
-    if report is not None:
+    drift = state.drift
+    if drift is None:
+        return state
+    totals = sums.totals
+    if report is None:
+        data = sums.all_data or totals.data
+    else:
         drift = drift.join(report)
-    data = drift.data if report is not None else sums.all_data or sums.totals.data
-    share = 0.0 if recover else sums.totals.used / data
-    fresh = Divergence(
-        sums.totals.plain / sums.totals.data, sums.totals.corrected / sums.totals.data
-    )
+        data = drift.data
+    share = 0.0 if restart else totals.used / data
+    fresh = Divergence(totals.plain / totals.data, totals.corrected / totals.data)
     if not fresh.possible:
         fresh = drift.divergence or Divergence(0.0, 0.0)
-    combined = with_statistics_of(
-        start, state.w if state.mean is None else state.mean, state.statistics
-    )
+    combined = state.w if state.mean is None else state.mean
     after = drift.after(
-        broadcast, combined, share, fresh, recover=recover, start=start, lasted=sums.lasting
+        broadcast,
+        with_statistics_of(start, combined, state.statistics),
+        share,
+        fresh,
+        recover=restart,
+        start=start,
+        lasted=sums.persistent_share,
     )
     if after.coming.correct != drift.coming.correct:
         state = with_coming_delta(state, after)
-    return state.updated(drift=after)
-
-
-def unbiased(state: _State, broadcast: Broadcast, mean: Float32) -> Float32:
-    """What the w_i(t) would have been combined to with shifts that cancel; see drift.py."""
-    used = 0.0 if broadcast.drift is None else broadcast.drift.used
-    return (
-        mean
-        if state.bias is None or not used
-        else mean + np.float32(used * broadcast.span) * state.bias
-    )
-
-
-def with_bias(state: _State, broadcast: Broadcast, mean: Float32 | None) -> _State:
-    """Knows the mean of the coming shifts, where nodes are not told all bits of what the w_i(t) were combined to.
-
-    Args:
-      mean: what they were.
-    """
-    told = state.w if state.mean is None else state.mean
-    if mean is None or told is mean or state.drift is None or broadcast.drift is None:
-        return state.updated(bias=None)
-    bias = np.float32(state.drift.coming.share) * mean_gradient(told, mean, -broadcast.span)
-    if state.bias is not None and broadcast.drift.used:
-        bias += np.float32(broadcast.drift.used) * state.bias
-    return state.updated(
-        bias=with_statistics_of(np.zeros_like(bias), bias, state.statistics)
-    )
+    return updated(state, drift=after)
 
 
 def with_coming_delta(state: _State, drift: DriftState) -> _State:
-    """The coming round is corrected where the last was not, or the other way: δ̂ is of how it was, so far."""
+    """Replace δ̂ when drift correction is switched on or off for the coming round."""
     if state.estimates is None or drift.coming_delta is None:
         return state
-    return state.updated(estimates=replace(state.estimates, delta=drift.coming_delta))
+    return updated(state, estimates=replace(state.estimates, delta=drift.coming_delta))
 
 
-def final_round(state: _State, *, best: bool) -> _State:
-    """Asks for the loss of the last w(t)."""
-    return state.updated(
-        phase=Phase.FINAL,
-        round=state.round + 1,
-        tau=0,
-        work=None,
-        became_best=best,
-        stop=True,
-    )
+def with_bias(state: _State, broadcast: Broadcast, mean: Float32 | None) -> _State:
+    """Compute the mean of the coming shifts, if compression changes the combined w_i.
+
+    Args:
+      mean: the combined w_i(t), [parameters]; None after a recovery.
+    """
+    received = state.w if state.mean is None else state.mean
+    drift = broadcast.drift
+    if mean is None or received is mean or state.drift is None or drift is None:
+        return updated(state, bias=None)
+    gradient = mean_gradient(received, mean, -broadcast.span)
+    bias = np.float32(state.drift.coming.share) * gradient
+    if state.bias is not None and drift.used:
+        bias += np.float32(drift.used) * state.bias
+    bias = with_statistics_of(np.zeros_like(bias), bias, state.statistics)
+    return updated(state, bias=bias)
 
 
-def reopened(state: _State) -> _State:
-    """Without the end that was announced or reached; a round that was announced stays as it is, but not the last."""
-    state, before = state.updated(phase=Phase.ROUND, stop=False, stopped_by=None), state
-    if before.phase is Phase.FINAL:  # it was not made
-        return state.updated(round=state.round - 1)
-    judged = before.phase is Phase.DONE and before.tau == 0
-    return state.updated(final_rounds=state.final_rounds + 1) if judged else state
+def rescale_velocity(
+    state: _State, rule: UpdateRule, broadcast: Broadcast, eta: float, *, recover: bool
+) -> _State:
+    """Scale the velocity with the step size, and set the nodes' share of it.
+
+    Args:
+      eta: step size of the last update of w.
+      recover: whether the run returns to w^f; then the velocity is 0.
+    """
+    if not moves(rule) or recover or _was_last(state):
+        return updated(state, before=None, momentum=0.0)
+    ratio = min(1.0, state.step_size.eta / eta) if eta > 0 else 1.0
+    update = state.update if ratio == 1 else rule.paced(state.update, ratio)
+    momentum = ratio * rule.carried
+    before = broadcast.w if momentum else None
+    return updated(state, update=update, before=before, momentum=momentum)
+
+
+def _was_last(state: _State) -> bool:
+    """Whether the last announced round was to use up the budget."""
+    return state.decision.reason in (Reason.REST, Reason.BUDGET)
+
+
+def reopen(state: _State) -> _State:
+    """Withdraw the end of a run. An announced round stays, but is no longer the last."""
+    reopened = updated(state, phase=Phase.ROUND, stop=False, stopped_by=None)
+    if state.phase is Phase.FINAL:  # the final round was not made
+        return updated(reopened, round=state.round - 1)
+    if state.phase is Phase.DONE and state.tau == 0:
+        return updated(reopened, final_rounds=state.final_rounds + 1)
+    return reopened

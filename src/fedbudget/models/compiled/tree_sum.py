@@ -1,4 +1,7 @@
-"""The compiled loop of tree.py. Partial sums wait on a stack until their other half is there."""
+"""The compiled loop of `protocol.sums.add_up`.
+
+Partial sums wait on a stack until the other half of their branch is summed.
+"""
 
 import numpy as np
 from numba import njit
@@ -8,12 +11,12 @@ from fedbudget.models import compiling
 
 compiling.watch()
 
-_COLUMNS = 1024  # at a time, so that what is added stays in the cache
-_DEPTH = 65  # levels of a tree over numbers of 64 bits
+_COLUMNS = 1024  # columns at a time, to stay in the cache
+_DEPTH = 65  # levels of a tree over 64-bit numbers
 
 
 def _signature(values):
-    """Of what is only read, whoever else may write to it: anything else would be compiled for anew."""
+    """Signature for read-only arrays; it also accepts writable ones without recompiling."""
     numbers = Array(int64, 1, "C", readonly=True)
     weights = Array(float64, 1, "C", readonly=True)
     return void(numbers, weights, Array(values, 2, "C", readonly=True), float64[::1])
@@ -22,7 +25,7 @@ def _signature(values):
 @njit([_signature(float32), _signature(float64)], cache=True, nogil=True)
 def add_up(numbers, weights, values, total):
     partial = np.empty((_DEPTH, _COLUMNS))
-    level = np.empty(_DEPTH, np.int64)  # where a partial sum is joined to the one before it
+    level = np.empty(_DEPTH, np.int64)  # level of the join to the partial sum on the left
     for first in range(0, values.shape[1], _COLUMNS):
         columns = min(_COLUMNS, values.shape[1] - first)
         held = 0
@@ -46,7 +49,6 @@ def add_up(numbers, weights, values, total):
             for column in range(columns):
                 partial[held - 1, column] += partial[held, column]
         if held:
+            # The total is never -0, so that branches without nodes add nothing.
             for column in range(columns):
-                total[first + column] += partial[
-                    0, column
-                ]  # never -0, which a branch without nodes would change
+                total[first + column] += partial[0, column]
