@@ -13,7 +13,7 @@ class NodeStatus:
       samples: number of its training samples.
       state: description of its state, such as `away`.
       rounds: number of rounds that it took part in.
-      missed: number of rounds that it was asked for and did not answer.
+      missed: number of rounds in which it did not answer.
       step_seconds: recent time of a local update.
       last_seen: time of the last connection, in seconds since 1970; None if it is away.
       updates: local updates that it made in the last round.

@@ -285,7 +285,7 @@ class TestForgettingNodes:
         assert known(aggregator).nodes.tolist() == [0, 1]
 
     def test_only_between_rounds(self) -> None:
-        with pytest.raises(LocalError, match="forgotten between rounds: the run is ready"):
+        with pytest.raises(LocalError, match="forget nodes between rounds: the run is ready"):
             starting(np.zeros(2, np.float32), FixedTau(1), correct_drift=True).forget([1])
 
 

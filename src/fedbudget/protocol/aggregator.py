@@ -56,7 +56,7 @@ from fedbudget.protocol.state import (
     Phase,
     Quantize,
     apply_update,
-    bound_outliers,
+    cap_outliers,
     check_recovery,
     combine_reports,
     damp_velocity,
@@ -261,8 +261,8 @@ class Aggregator:
         """
         broadcast = self._require_pending(report)
         method = self.method
-        bounded = bound_outliers(method.combine, report, self.state)
-        reports = ReportsHere(bounded) if isinstance(bounded, Report) else bounded
+        capped = cap_outliers(method.combine, report, self.state)
+        reports = ReportsHere(capped) if isinstance(capped, Report) else capped
         sums = reports.sums
 
         # 1. Charge the ledger.
@@ -284,7 +284,7 @@ class Aggregator:
         combined = None
         mean = None
         if not recover:
-            combined = combine_reports(method.combine, bounded, sums)
+            combined = combine_reports(method.combine, capped, sums)
             mean = without_bias(state, broadcast, combined)
         inputs = step_size_inputs(method.spending, self.ledger, ledger, sums, best=best)
         scale = first_round_scale(method.step_size, state, broadcast, inputs)
@@ -307,10 +307,10 @@ class Aggregator:
             )
             state = updated(state, estimates=estimates)
 
-        # 6. Drift correction. It restarts if reports were bounded: c would not be the mean
+        # 6. Drift correction. It restarts if reports were capped: c would not be the mean
         #    of the c_i that the nodes computed.
-        restart = recover or bounded is not report
-        known = bounded if isinstance(bounded, Report) else sums.report
+        restart = recover or capped is not report
+        known = capped if isinstance(capped, Report) else sums.report
         state = with_drift(state, known, sums, broadcast, restart=restart, start=start)
         if self._quantize is not None:
             state = with_bias(state, broadcast, None if recover else combined)
@@ -319,7 +319,7 @@ class Aggregator:
             self._round(state, broadcast, sums),
             kept=kept,
             work=WorkShares.of(broadcast, times),
-            shortened=shortened_nodes(report, bounded),
+            shortened=shortened_nodes(report, capped),
         )
 
         # 7. Choose the step size and τ, and announce the next round.

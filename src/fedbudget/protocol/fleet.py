@@ -293,7 +293,7 @@ class Fleet:
         elif broadcast.best and last is not None:
             self._best = last.w
             self._best_known = None if self.sampler.batch else self._losses
-        # After a recovery w is w^f. One array for both gives the same loss, to the bit.
+        # After a recovery w is w^f. One array for both: their losses are equal to the bit.
         if self._best is not None and np.array_equal(self._best, broadcast.w):
             self._best = broadcast.w
 
@@ -448,7 +448,7 @@ class Fleet:
         return descend_near(update, w, indices, proximal, shift, model.statistics)
 
     def _shift(self, broadcast: Broadcast) -> Float32 | None:
-        """Return what is added to gradients, [nodes, parameters]: drift and momentum."""
+        """Return the shift of gradients for drift and momentum, [nodes, parameters]."""
         start = self._start
         shift = self._drift_shift(broadcast)
         if start is None or start is broadcast.w:
@@ -459,7 +459,7 @@ class Fleet:
         return np.repeat(motion, len(self.shards) // len(motion), axis=0)
 
     def _drift_shift(self, broadcast: Broadcast) -> Float32 | None:
-        """Return what is added to gradients against drift, [nodes, parameters]."""
+        """Return the shift of gradients against drift, [nodes, parameters]."""
         if broadcast.drift is None or self._correction is None:
             return None
         return self._correction.used(broadcast.drift)
@@ -478,9 +478,8 @@ class Fleet:
         broadcast = self._broadcast
         losses = self._losses
         best_losses = self._best_losses
-        if broadcast is None or self._indices is None:
-            raise LocalError("report comes after update")
-        if losses is None or best_losses is None:
+        drawn = self._indices is not None
+        if broadcast is None or not drawn or losses is None or best_losses is None:
             raise LocalError("report comes after update")
         report = self._report(broadcast, losses, best_losses)
         self._indices = None  # a fleet holds fewer vectors between rounds

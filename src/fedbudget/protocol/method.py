@@ -34,7 +34,7 @@ class PrivateRule:
     """Settings of private rounds (privacy.py).
 
     Args:
-      nodes: number of nodes, which is public.
+      nodes: number of nodes, a public number.
       noise: source of the noise.
       tau: local updates of every round, if fixed.
       excess: variance of the noise relative to the variance that is paid for; more than 1
@@ -208,6 +208,6 @@ def _workload(method: Method, state: _State) -> Workload | None:
 
 
 def _time_binds(decision: Decision, inputs: ControlInputs, names: list[str]) -> bool:
-    """Whether time is the resource of which such a round takes the largest fraction."""
+    """Whether the round takes a larger fraction of the time limit than of any other."""
     fractions = (decision.tau * inputs.c + inputs.b) / inputs.budget
     return names[int(np.argmax(fractions))] == "time"

@@ -303,22 +303,22 @@ def _possible(*values: float) -> bool:
 _State = AggregatorState[Any, Any]
 
 
-def bound_outliers(
+def cap_outliers(
     rule: CombineRule, report: Report | Reports, state: _State
 ) -> Report | Reports:
-    """Return the report with outliers bounded by the rule; itself if none was."""
+    """Return the report with outliers capped by the rule; itself if none was."""
     if isinstance(report, Report) and caps_reports(rule):
         return rule.capped(report, state.start, state.w.size - state.statistics)
     return report
 
 
-def shortened_nodes(report: Report | Reports, bounded: Report | Reports) -> tuple[int, ...]:
-    """Return the numbers of the nodes whose finite w_i `bound_outliers` changed."""
-    if not isinstance(report, Report) or not isinstance(bounded, Report):
+def shortened_nodes(report: Report | Reports, capped: Report | Reports) -> tuple[int, ...]:
+    """Return the numbers of the nodes whose finite w_i `cap_outliers` changed."""
+    if not isinstance(report, Report) or not isinstance(capped, Report):
         return ()
-    if report.w is bounded.w or report.w is None or bounded.w is None:
+    if report.w is capped.w or report.w is None or capped.w is None:
         return ()
-    same = (report.w == bounded.w).all(axis=1) | ~np.isfinite(report.w).all(axis=1)
+    same = (report.w == capped.w).all(axis=1) | ~np.isfinite(report.w).all(axis=1)
     return tuple(report.nodes[~same].tolist())
 
 
@@ -453,7 +453,7 @@ def apply_update(
 def _next_w(
     state: _State, rule: UpdateRule, mean: Float32, span: float, scale: float
 ) -> tuple[Any, Float32]:
-    """Return the update rule's state and w(t), which is not finite if the mean is not."""
+    """Return the update rule's state and w(t); it is only finite if the mean is."""
     update = state.update
     aim = mean
     if scale != 1:
@@ -508,7 +508,7 @@ def with_drift(
 
     Args:
       report: reports of all nodes, with or without vectors; None if only sums arrive.
-      restart: whether the next round is not corrected, so that all c_i start anew.
+      restart: whether the next round is not corrected, and all c_i restart.
       start: starting point of the round's updates, [parameters].
     """
     drift = state.drift

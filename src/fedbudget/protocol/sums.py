@@ -9,7 +9,7 @@ then pairs 4k and 4k+2, and so on; absent nodes are skipped.
             0 1     2 3     4 5     6 7
 
 A process that has all nodes of a branch can sum that branch alone. Adding branches then
-gives the bits of one sum over all nodes. A range of nodes consists of few branches:
+returns the bits of one sum over all nodes. A range of nodes consists of few branches:
 `branches(3, 8)` are 3 and 4-7. The first node of a branch is its position in the tree, so
 that the same function adds nodes and branches. Tree sums are also more exact than sums in
 sequence: their error grows with the logarithm of the number of nodes.
@@ -309,7 +309,7 @@ class SummedReports:
         return len(self._w)
 
     def add(self, report: Report) -> Report:
-        """Add a report and return what is kept of it: all but its vectors."""
+        """Add a report and return it without its vectors."""
         report.require_answers(self._broadcast)
         if report.w is not None:
             self._add_vectors(report.nodes, report.sizes.astype(np.float64), report.w)
@@ -318,7 +318,7 @@ class SummedReports:
         return kept
 
     def replace_reports(self, reports: Sequence[Report]) -> None:
-        """Replace what `add` returned, one for one, by reports with bounded outliers."""
+        """Replace what `add` returned, one for one, by reports with capped outliers."""
         self._reports = list(reports)
 
     @cached_property
