@@ -96,12 +96,9 @@ class TestTrain:
             (dict, "model must be a name, a PyTorch module or a model, not a dict"),
             (
                 nn.Linear(64, 1),
-                r"gives \(\d+, 1\), which are no scores of classes; give a loss too",
+                r"returns \(\d+, 1\), which are not scores of classes; pass a loss",
             ),
-            (
-                nn.GRU(64, 10),
-                "gives a tuple, of which a loss of your own must make a number",
-            ),
+            (nn.GRU(64, 10), "returns a tuple; pass a loss that accepts it"),
         ],
     )
     def test_what_cannot_be_trained_is_refused(self, model: Any, message: str) -> None:
@@ -141,10 +138,10 @@ class TestClassWeights:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"target": "real"}, "class_weights go with classes, not with target 'real'"),
+            ({"target": "real"}, "class_weights need classes, not target 'real'"),
             (
                 {"loss": F.cross_entropy},
-                "class_weights are of the cross-entropy; a loss of your own has its own",
+                "class_weights apply to the default loss only; weight your own loss",
             ),
         ],
     )

@@ -60,8 +60,8 @@ MISFITS = [
     (
         nn.Linear(10, 3),
         rf"linear cannot train on digits: given a batch of {IMAGES}, it raised RuntimeError: mat1 and mat2 shapes "
-        r"cannot be multiplied \(800x8 and 10x3\); make the module take samples \[1, 8, 8\], of 64 numbers each; "
-        r"nn.Flatten\(\) makes rows of these",
+        r"cannot be multiplied \(800x8 and 10x3\); the module must accept samples \[1, 8, 8\] of 64 numbers each; "
+        r"nn.Flatten\(\) turns them into rows",
     ),
     (
         flattened(nn.Linear(10, 3)),
@@ -73,7 +73,7 @@ MISFITS = [
     ),
     (
         nn.Conv2d(3, 4, 3),
-        r"raised RuntimeError: .*3 channels.*; make the module take samples \[1, 8, 8\]",
+        r"raised RuntimeError: .*3 channels.*; the module must accept samples \[1, 8, 8\]",
     ),
     (
         nn.Bilinear(64, 64, 10),
@@ -81,17 +81,17 @@ MISFITS = [
     ),
     (
         flattened(nn.Linear(64, 3)),
-        rf"for a batch of {IMAGES} the module gives \[100, 3\], scores of 3 classes, and there are samples of class 9; "
-        "give it 10 outputs, or give a loss too",
+        rf"for a batch of {IMAGES} the module returns \[100, 3\], scores of 3 classes, but there are samples of class 9; "
+        "give it 10 outputs, or pass a loss",
     ),
     (
         Gives(lambda scores: scores[:5]),
-        rf"for a batch of {IMAGES} the module gives \[5, 10\], targets are \[100\] of int64, and the loss raised "
-        r"ValueError: Expected input batch_size \(5\) to match target batch_size \(100\); make the module give a row",
+        rf"for a batch of {IMAGES} the module returns \[5, 10\], targets are \[100\] of int64, and the loss raised "
+        r"ValueError: Expected input batch_size \(5\) to match target batch_size \(100\); return one row",
     ),
     (
         Gives(lambda scores: scores[0]),
-        r"the module gives \(10,\), which are no scores of classes; give a loss too",
+        r"the module returns \(10,\), which are not scores of classes; pass a loss",
     ),
 ]
 
@@ -117,7 +117,7 @@ class TestTrain:
         rounds: list[int] = []
         with pytest.raises(
             UserError,
-            match="scores of 3 classes, and there are samples of class 7; give it 8 outputs",
+            match="scores of 3 classes, but there are samples of class 7; give it 8 outputs",
         ):
             fedbudget.train(
                 model=network(),
@@ -151,7 +151,7 @@ class TestTrain:
         """PyTorch would repeat one beside the other, and give a loss of pairs that do not belong together."""
         data = table(20)
         module = nn.Sequential(nn.Linear(5, 5), module)
-        message = rf"the module gives \({shape}\), and targets are \(20,\): give it an output for each target"
+        message = rf"the module returns \({shape}\), but targets are \(20,\): return one output per target"
         with pytest.raises(UserError, match=message):
             fedbudget.train(model=module, shards=[(data.x, data.x[:, 0])], budget="time=1s")
 
@@ -232,7 +232,7 @@ class TestRequireFit:
             raise RuntimeError("`weight`\n  is wrong")
 
         with pytest.raises(
-            UserError, match="raised RuntimeError: 'weight' is wrong; make"
+            UserError, match="raised RuntimeError: 'weight' is wrong; return"
         ) as error:
             TorchModel(network(), loss=loss).require_fit("data", table(), None)
         assert "--weight" not in error.value.spelled(lambda name: f"--{name}")

@@ -147,9 +147,9 @@ class TestParameters:
             (nn.ReLU(), "the module has no parameters to train"),
             (
                 lambda: "network",
-                "needs an nn.Module or a function that makes one, not a str",
+                "needs an nn.Module or a function that returns one, not a str",
             ),
-            (3, "needs an nn.Module or a function that makes one, not a int"),
+            (3, "needs an nn.Module or a function that returns one, not a int"),
         ],
     )
     def test_what_cannot_be_trained_is_refused(self, module: Any, message: str) -> None:

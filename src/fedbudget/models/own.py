@@ -18,7 +18,7 @@ from fedbudget.data.shards import Table
 from fedbudget.errors import UserError, as_user_error
 from fedbudget.models.base import LoopModel, Model, Rows, Target
 from fedbudget.models.description import describe_function, require_no_arguments
-from fedbudget.randomness import ALONE
+from fedbudget.randomness import TORCH_RANDOM_LOCK
 
 if TYPE_CHECKING:
     from torch import nn
@@ -144,7 +144,7 @@ def as_model(given: Any, *, device: str = "auto") -> Model:
         return _torch_model(given, device)
     if callable(given):
         require_no_arguments(given)
-        with ALONE:  # the function may seed PyTorch
+        with TORCH_RANDOM_LOCK:  # the function may seed PyTorch
             result = given()
         if _is_model(result):
             return _complete(result)

@@ -1,9 +1,11 @@
-"""Samples as a PyTorch module sees them: batches by row numbers, from arrays or read one by one. Needs PyTorch.
+"""Batches for a PyTorch module, by row numbers, from arrays or from samples read one by
+one.
 
-Of arrays, whatever is bytes stays bytes until it is used. Samples of any other kind (a map-style Dataset, a list) are
-read when their mini-batch comes, here or by worker processes, and put together by `collate`. What a Dataset's
-transforms draw at random follows from the mini-batch's places in its shard alone: the same run with any number of
-workers, and wherever the shard lies.
+Bytes in arrays stay bytes until they are used. Other samples (a map-style Dataset, a list)
+are read when their mini-batch is needed, by this process or by workers, and joined by
+`collate`. The random numbers of a Dataset's transforms depend only on the positions of the
+mini-batch in its shard: a run is the same with any number of workers, and at any node that
+has the shard.
 """
 
 import random
@@ -20,33 +22,34 @@ from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Dataset as MapDataset
 
 from fedbudget.data.sampling import BatchIndices
-from fedbudget.data.shards import LABELS, SampleStore, Shards, Table
+from fedbudget.data.shards import TARGET_KEYS, SampleStore, Shards, Table
 from fedbudget.errors import UserError
-from fedbudget.models.base import Target
+from fedbudget.models.base import Rows, Target
 
 Collate = Callable[[list[Any]], Any]
-"""Samples of a mini-batch to (inputs, y), (input, input, ..., y), or a mapping that has y under `labels`."""
+"""Samples to (inputs, y), (input, input, ..., y), or a mapping with y as `labels`."""
 
 Batch = tuple[Any, Tensor]
-"""What the module is called with, a tensor, a tuple or a mapping; and y."""
-
-Rows = NDArray[np.int32]
+"""Inputs of the module (a tensor, a tuple or a mapping), and y."""
 
 Picked = tuple[Rows, int]
-"""The rows of a batch, and what is random in it is seeded by."""
+"""Rows of a batch, and the seed for its random operations."""
 
-_Places = tuple[list[int], int]  # of samples in a store, and the seed
+_PickedSamples = tuple[list[int], int]
+"""Sample numbers in a store, and the seed."""
 
-_KEPT = 4  # tables kept as tensors, and stores with workers
+_KEPT = 4
+"""Tables that are kept as tensors, and stores that keep their workers."""
 
 
 class BatchReader:
-    """Makes batches of tables.
+    """Reads batches from tables.
 
     Args:
-      target: what y holds.
-      collate: puts samples together that are no rows of arrays.
-      workers: processes that read them; 0 for this one.
+      target: meaning of y.
+      device: device of the tensors.
+      collate: joins samples that are not rows of arrays.
+      workers: processes that read them; 0 for this process.
     """
 
     def __init__(
@@ -60,13 +63,13 @@ class BatchReader:
         self._loaders: dict[int, tuple[DataLoader[Any], _Plan]] = {}
 
     def batches(self, table: Table, plan: Iterable[Picked]) -> Iterator[Batch]:
-        """A batch for each of these, one after the other."""
+        """Yield the batches of a plan, in order."""
         if table.store is None:
             yield from (self.batch(table, rows) for rows, _ in plan)
             return
-        places = ((table.x[rows, 0].astype(np.int64).tolist(), seed) for rows, seed in plan)
-        for found in self._read(table.store, places):
-            inputs, y = _inputs_and_target(found)
+        picked = ((table.x[rows, 0].astype(np.int64).tolist(), seed) for rows, seed in plan)
+        for samples in self._read(table.store, picked):
+            inputs, y = _inputs_and_target(samples)
             yield self._on_device(inputs), self._typed(self._on_device(y))
 
     def of_updates(
@@ -76,37 +79,36 @@ class BatchReader:
         updates: Sequence[tuple[int, int]],
         at_once: int,
     ) -> Iterator[tuple[Rows, Iterator[tuple[Rows, Batch]]]]:
-        """Of each (node, update) the positions in the shard, and these in parts with the batch of each; it is read when
-        it is used.
+        """Yield the mini-batches of some updates, in parts. A part is read when it is used.
+
+        Args:
+          updates: (node, update) of each mini-batch.
+          at_once: samples in a part.
+
+        Yields:
+          Positions in the shard, and an iterator over (positions, batch) of each part.
         """
 
         def positions(node: int, update: int) -> Rows:
             return indices.of(node, update, int(shards.size[node]))
 
-        every = (
-            (shards.rows_of(node), in_parts(positions(node, update), at_once))
+        picked = (
+            (shards.rows_of(node)[part], seed_of(part))
             for node, update in updates
+            for part in in_parts(positions(node, update), at_once)
         )
-        picked = ((rows[part], seed_of(part)) for rows, parts in every for part in parts)
-        read = self.batches(shards.table, picked)
+        batches = self.batches(shards.table, picked)
         for each in updates:
-            yield (
-                positions(*each),
-                zip(in_parts(positions(*each), at_once), read, strict=False),
-            )
+            parts = in_parts(positions(*each), at_once)
+            yield positions(*each), zip(parts, batches, strict=False)
 
     def batch(self, table: Table, rows: Rows) -> Batch:
-        """Some rows of arrays."""
+        """Return some rows of arrays."""
         if id(table) not in self._tables:
-            while len(self._tables) >= _KEPT:
-                del self._tables[next(iter(self._tables))]
-            y = self.tensor(table.y)
+            _drop_oldest(self._tables)
             classes = self._target == "classes" or (self._target == "auto" and table.labels)
-            self._tables[id(table)] = (
-                table,
-                self.tensor(table.x),
-                y.to(torch.int64 if classes else torch.float32),
-            )
+            y = self.tensor(table.y).to(torch.int64 if classes else torch.float32)
+            self._tables[id(table)] = (table, self.tensor(table.x), y)
         _, every_x, every_y = self._tables[id(table)]
         index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
         x = every_x[index].to(torch.int64 if table.integers else torch.float32)
@@ -115,62 +117,62 @@ class BatchReader:
         return x.view(len(rows), *table.shape) if table.shape else x, every_y[index]
 
     def first(self, table: Table, batch: int | None, at_once: int) -> tuple[Rows, Batch]:
-        """A batch as it is in training: of so many samples, repeated where there are fewer, and in parts.
+        """Return the rows and the batch of a first part, as training would use it.
 
         Args:
-          batch: None for all samples.
+          batch: samples in a mini-batch, repeated if the table has fewer; None for all.
+          at_once: samples in a part.
         """
         rows = np.resize(np.arange(len(table), dtype=np.int32), batch or len(table))
         part = next(in_parts(rows, at_once))
-        (found,) = self.batches(table, [(part, seed_of(part))])
-        return part, found
+        (first,) = self.batches(table, [(part, seed_of(part))])
+        return part, first
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
-        """On a CPU the very same memory, where it may be written to; a tensor promises that."""
-        return torch.from_numpy(array if array.flags.writeable else array.copy()).to(
-            self._device
-        )
+        """Return a tensor that shares the memory of a writable array on a CPU."""
+        writable = array if array.flags.writeable else array.copy()
+        return torch.from_numpy(writable).to(self._device)
 
-    def _read(self, store: SampleStore, places: Iterable[_Places]) -> Iterator[Any]:
+    def _read(self, store: SampleStore, plan: Iterable[_PickedSamples]) -> Iterator[Any]:
         if not self._workers:
             samples = _SeededSamples(store)
-            for some in places:
-                with _random_numbers_kept():
-                    found = self._collate(samples.__getitems__(some))
-                yield found
+            for picked in plan:
+                with _restored_random_state():
+                    batch = self._collate(samples.__getitems__(picked))
+                yield batch
             return
         if id(store) not in self._loaders:
-            while len(self._loaders) >= _KEPT:
-                del self._loaders[next(iter(self._loaders))]
-            plan = _Plan()
+            _drop_oldest(self._loaders)
+            sampler = _Plan()
             loader = DataLoader(
                 _SeededSamples(store),
-                batch_sampler=plan,
+                batch_sampler=sampler,
                 collate_fn=self._collate,
                 num_workers=self._workers,
                 persistent_workers=True,
             )
-            self._loaders[id(store)] = loader, plan
-        loader, plan = self._loaders[id(store)]
-        plan.places = places
+            self._loaders[id(store)] = loader, sampler
+        loader, sampler = self._loaders[id(store)]
+        sampler.batches = plan
         yield from loader
 
     def _on_device(self, part: Any) -> Any:
-        """Tensors on the device, and real numbers as float32."""
+        """Move tensors to the device, and float64 to float32."""
         if isinstance(part, Tensor):
-            return part.to(
-                self._device, torch.float32 if part.dtype == torch.float64 else part.dtype
-            )
+            kind = torch.float32 if part.dtype == torch.float64 else part.dtype
+            return part.to(self._device, kind)
         if isinstance(part, Mapping):
             return {name: self._on_device(each) for name, each in part.items()}
         if type(part) in (tuple, list):
             return tuple(self._on_device(each) for each in part)
-        return (
-            part.to(self._device) if hasattr(part, "to") else part
-        )  # such as a PackedSequence
+        # Other types of PyTorch have the method too, such as PackedSequence.
+        return part.to(self._device) if hasattr(part, "to") else part
 
     def _typed(self, y: Any) -> Tensor:
-        """Targets as the loss wants them; with `auto`, whole numbers are classes and others are real."""
+        """Convert targets to the type that the loss needs.
+
+        `auto` takes integers as classes.
+        """
         if not isinstance(y, Tensor):
             raise UserError(
                 f"the target of a mini-batch must be a tensor, not a {type(y).__name__}"
@@ -181,28 +183,28 @@ class BatchReader:
 
 
 def call(module: nn.Module, inputs: Any) -> Any:
-    """The module's output; several inputs are several arguments, and those of a mapping go by name."""
+    """Call a module. A tuple becomes its arguments, a mapping its keyword arguments."""
     if isinstance(inputs, Mapping):
         output = module(**inputs)
     else:
         output = module(*inputs) if type(inputs) is tuple else module(inputs)
-    return (
-        output if isinstance(output, Tensor) else getattr(output, "logits", output)
-    )  # as models of transformers
+    # Models of transformers return an object with `logits`.
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
 def seed_of(positions: Rows) -> int:
-    """Of a mini-batch, for what is random in it.
+    """Return the seed for the random operations of a mini-batch.
 
     Args:
-      positions: within the shard, which are the same where the shard is a table of its own.
+      positions: positions within the shard. They do not depend on the table that holds it.
     """
     return zlib.crc32(np.asarray(positions, np.int32).tobytes())
 
 
 def seed_random(device: torch.device, seed: int) -> None:
-    """Of what is random in a module."""
-    # Seeding everything keeps a printed stack for every kind of device that is not here: slower than a small step.
+    """Seed the random operations of a module."""
+    # On a CPU, torch.manual_seed is slower than a small step: it records a stack trace for
+    # each type of device that is missing.
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
     else:
@@ -210,38 +212,54 @@ def seed_random(device: torch.device, seed: int) -> None:
 
 
 def in_parts(rows: Rows, size: int) -> Iterator[Rows]:
-    """Of this size; one row that is left is with those before it, because a layer may normalize by the others."""
+    """Split rows into parts of this size.
+
+    A single row at the end joins the part before it, because a layer may normalize by the
+    batch.
+    """
     last = len(rows) - 1 if len(rows) > size and len(rows) % size == 1 else len(rows)
     starts = range(0, last, size)
     return (rows[start : start + size if start < starts[-1] else None] for start in starts)
 
 
-def _inputs_and_target(found: Any) -> tuple[Any, Any]:
-    if isinstance(found, Mapping):
-        label = next((name for name in LABELS if name in found), None)
-        if label is None:
+def all_in_parts(table: Table, size: int) -> Iterator[Picked]:
+    """Return a plan of all rows of a table."""
+    rows = np.arange(len(table), dtype=np.int32)
+    return ((part, seed_of(part)) for part in in_parts(rows, size))
+
+
+def _inputs_and_target(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, Mapping):
+        key = next((name for name in TARGET_KEYS if name in batch), None)
+        if key is None:
             raise UserError(
-                f"a mini-batch that is a mapping needs its target as `labels`; it has {', '.join(found)}"
+                "a mini-batch that is a mapping needs its target as `labels`; it has "
+                f"{', '.join(batch)}"
             )
-        return {name: each for name, each in found.items() if name != label}, found[label]
-    if not isinstance(found, tuple | list) or len(found) < 2:
+        return {name: each for name, each in batch.items() if name != key}, batch[key]
+    sequence = isinstance(batch, tuple | list)
+    if not sequence or len(batch) < 2:
+        kind = type(batch).__name__
+        if sequence:
+            kind = f"{kind} of {len(batch)}"
         raise UserError(
-            f"a mini-batch must be (inputs, target) or a mapping with `labels`, not a {_kind(found)}"
+            "a mini-batch must be (inputs, target) or a mapping with `labels`, not a "
+            f"{kind}"
         )
-    *inputs, y = found
+    *inputs, y = batch
     return inputs[0] if len(inputs) == 1 else tuple(inputs), y
 
 
-def _kind(found: Any) -> str:
-    return (
-        f"{type(found).__name__} of {len(found)}"
-        if isinstance(found, tuple | list)
-        else type(found).__name__
-    )
+def _drop_oldest(cache: dict[int, Any]) -> None:
+    while len(cache) >= _KEPT:
+        del cache[next(iter(cache))]
 
 
 class _SeededSamples(MapDataset[Any]):
-    """The samples of a store, with what their transforms draw seeded by the mini-batch."""
+    """The samples of a store.
+
+    The mini-batch seeds the random numbers of their transforms.
+    """
 
     def __init__(self, store: SampleStore) -> None:
         self._store = store
@@ -249,43 +267,36 @@ class _SeededSamples(MapDataset[Any]):
     def __len__(self) -> int:
         return len(self._store)
 
-    def __getitem__(self, place: int) -> Any:
-        return self._store[place]
+    def __getitem__(self, number: int) -> Any:
+        return self._store[number]
 
-    def __getitems__(self, picked: _Places) -> list[Any]:
-        places, seed = picked
+    def __getitems__(self, picked: _PickedSamples) -> list[Any]:
+        numbers, seed = picked
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002 - transforms draw from it
-        return [self._store[place] for place in places]
+        np.random.seed(seed)  # noqa: NPY002 (transforms draw from it)
+        return [self._store[number] for number in numbers]
 
 
 class _Plan:
-    """The mini-batches that workers are to read next."""
+    """The mini-batches that workers read next."""
 
-    places: Iterable[_Places] = ()
+    batches: Iterable[_PickedSamples] = ()
 
-    def __iter__(
-        self,
-    ) -> Iterator[
-        Any
-    ]:  # a DataLoader's type wants lists, and takes whatever its Dataset does
-        return iter(self.places)
+    def __iter__(self) -> Iterator[Any]:  # DataLoader declares lists, and accepts any items
+        return iter(self.batches)
 
 
 @contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    """Python's and numpy's, which are the program's own; PyTorch's are whoever calls' to keep."""
+def _restored_random_state() -> Iterator[None]:
+    """Restore the random state of Python and numpy, which belongs to the user's program.
+
+    The caller restores the state of PyTorch.
+    """
     python = random.getstate()
-    numpy = np.random.get_state()  # noqa: NPY002 (the program's own state)
+    numpy = np.random.get_state()  # noqa: NPY002 (state of the user's program)
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
-
-
-def all_in_parts(table: Table, size: int) -> Iterator[Picked]:
-    """All rows of a table, to predict."""
-    rows = np.arange(len(table), dtype=np.int32)
-    return ((part, seed_of(part)) for part in in_parts(rows, size))

@@ -1,12 +1,13 @@
-"""What PyTorch is slow at on a CPU, computed faster: 2x2 max-pooling, local response normalization, and the first
-convolution of grey images.
+"""Faster layers for PyTorch on a CPU: 2x2 max-pooling, local response normalization, and
+the first convolution of grey images.
 
-`FasterLayers` is a context. Within it every module's own layers are computed this way, whoever wrote the module; what
-is not known here is PyTorch's as ever, and so is everything on a GPU, and pooling and normalization where numba is not
-installed. The loops are in layer_kernels.py; what all of it gives is in docs/research/performance.md.
+`FasterLayers` is a context. Within it, the layers of any module are computed this way.
+PyTorch computes everything else, everything on a GPU, and, without numba, pooling and
+normalization. The loops are in layer_kernels.py. docs/research/performance.md has the
+measurements.
 
-Pooling gives the same bits as PyTorch's. The other two give the same numbers but for rounding: they add in another
-order, which depends on nothing but the shapes.
+Pooling returns the same bits as PyTorch. The other two layers differ by rounding: they add
+in another order, which depends only on the shapes.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from fedbudget.models.compiling import has_numba, import_kernels
 
 
 class FasterLayers(TorchFunctionMode):
-    """Within it, layers that can be computed faster are."""
+    """A context that replaces the slow layers."""
 
     def __torch_function__(
         self,
@@ -34,8 +35,9 @@ class FasterLayers(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         faster = _FASTER.get(func)
-        found = None if faster is None else faster(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if found is None else found
+        named = kwargs or {}
+        result = None if faster is None else faster(*args, **named)
+        return func(*args, **named) if result is None else result
 
 
 def _pool(
@@ -47,21 +49,12 @@ def _pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor | None:
-    """Max-pooling of 2x2 pixels, where that leaves none at the border; None where it is another."""
-    known = _pair(kernel_size) == _pair(stride or kernel_size) == (2, 2) and _pair(
-        padding
-    ) == (
-        0,
-        0,
-    )
-    if (
-        not known
-        or _pair(dilation) != (1, 1)
-        or return_indices
-        or not _is_known(x)
-        or x.shape[2] % 2
-        or x.shape[3] % 2
-    ):
+    """Return the max-pool of 2x2 pixels without a rest; None for any other pooling."""
+    size = _pair(kernel_size)
+    step = _pair(stride or kernel_size)
+    if (size, step, _pair(padding), _pair(dilation)) != ((2, 2), (2, 2), (0, 0), (1, 1)):
+        return None
+    if return_indices or not _is_known(x) or x.shape[2] % 2 or x.shape[3] % 2:
         return None
     return _apply(_Pool, x)
 
@@ -69,7 +62,7 @@ def _pool(
 def _normalize(
     x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Tensor | None:
-    """Local response normalization with the usual β; None where it is another."""
+    """Return the local response normalization with β = 0.75; None for any other β."""
     return _apply(_Normalize, x, size, alpha, k) if beta == 0.75 and _is_known(x) else None
 
 
@@ -82,7 +75,10 @@ def _convolve(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """The convolution of one channel, in steps of one, whose input needs no gradient; None where it is another."""
+    """Return the convolution of one channel with stride 1; None for any other.
+
+    The input must not need a gradient.
+    """
     if not _is_known(x) or x.shape[1] != 1 or x.requires_grad or not weight.requires_grad:
         return None
     if isinstance(padding, str) or _pair(stride) != (1, 1) or _pair(dilation) != (1, 1):
@@ -118,9 +114,10 @@ def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
 
 
 class _Pool(torch.autograd.Function):
-    """PyTorch keeps the number of the largest pixel; to find the largest alone takes a tenth of the time.
+    """Max-pooling that does not store the index of the largest pixel.
 
-    Which it was is looked up when the gradient comes, in x: the result may have been changed in place by then.
+    Finding only the largest value takes a tenth of the time of PyTorch. The backward pass
+    finds the index in x: the result may have been changed in place.
     """
 
     @staticmethod
@@ -134,14 +131,16 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         out = torch.zeros(x.shape)
-        _kernels().to_largest(
-            *(_array(each).reshape(-1, *each.shape[2:]) for each in (x, gradient, out))
-        )
+        planes = [_array(each).reshape(-1, *each.shape[2:]) for each in (x, gradient, out)]
+        _kernels().to_largest(*planes)
         return out
 
 
 class _Normalize(torch.autograd.Function):
-    """x / (k + α/n Σ x²)^¾ over the n nearest channels; PyTorch pools over three dimensions for it."""
+    """x / (k + α/n Σ x²)^¾ over the n nearest channels.
+
+    PyTorch uses a 3-D pooling for it.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, alpha: float, k: float) -> Tensor:
@@ -162,7 +161,7 @@ class _Normalize(torch.autograd.Function):
 
 
 class _Convolve(torch.autograd.Function):
-    """PyTorch's, but for the gradient of the weights: a product of matrices for each image, added up."""
+    """PyTorch's convolution with a batched matrix product for the weights' gradient."""
 
     @staticmethod
     def forward(
@@ -178,23 +177,17 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        (down, along) = ctx.padding
-        (_, _, height, width) = ctx.shape
-        windows = (
-            F.pad(x[:, 0], (along, along, down, down))
-            .unfold(1, height, 1)
-            .unfold(2, width, 1)
-        )
+        down, along = ctx.padding
+        _, _, height, width = ctx.shape
+        padded = F.pad(x[:, 0], (along, along, down, down))
+        windows = padded.unfold(1, height, 1).unfold(2, width, 1)
         pixels = windows.permute(0, 3, 4, 1, 2).reshape(len(x), height * width, -1)
-        weights = (
-            torch.bmm(gradient.flatten(2), pixels.transpose(1, 2))
-            .sum(dim=0)
-            .view(ctx.shape)
-        )
-        return None, weights, gradient.sum(dim=(0, 2, 3)) if ctx.has_bias else None, None
+        weights = torch.bmm(gradient.flatten(2), pixels.transpose(1, 2)).sum(dim=0)
+        bias = gradient.sum(dim=(0, 2, 3)) if ctx.has_bias else None
+        return None, weights.view(ctx.shape), bias, None
 
 
 def _array(x: Tensor) -> NDArray[np.float32]:
-    """The tensor's own memory, where that is in order."""
+    """Return a contiguous array that shares the memory of the tensor if possible."""
     array: NDArray[np.float32] = x.detach().contiguous().numpy()
     return array

@@ -1,7 +1,8 @@
 """Compiled loops over images for faster_layers.py.
 
-One thread, and Python's lock given away: PyTorch's own threads are waiting, and a second set of them would be in their
-way. Every image is computed for itself, so the bits do not depend on how many there are.
+They use one thread and release Python's lock: a second set of threads would compete with
+the waiting threads of PyTorch. Each image is computed separately, so the bits do not
+depend on the number of images.
 """
 
 import numba
@@ -13,7 +14,7 @@ from fedbudget.models import compiling
 compiling.watch()
 
 Array = NDArray[np.float32]
-"""[images, channels, pixels], or [planes, height, width] where pixels have neighbours."""
+"""[images, channels, pixels], or [planes, height, width] if pixels have neighbours."""
 
 _ONE = np.float32(1)
 _DECAY = np.float32(1.5)
@@ -21,7 +22,7 @@ _DECAY = np.float32(1.5)
 
 @numba.njit(nogil=True, cache=True)
 def to_largest(x: Array, gradient: Array, out: Array) -> None:
-    """Gives the gradient of each 2x2 pixels to the first of them that is the largest; `out` is 0 before."""
+    """Add the gradient of each 2x2 square to its first largest pixel. `out` starts at 0."""
     for plane in range(gradient.shape[0]):
         for i in range(gradient.shape[1]):
             for j in range(gradient.shape[2]):
@@ -31,9 +32,8 @@ def to_largest(x: Array, gradient: Array, out: Array) -> None:
                 d = x[plane, 2 * i + 1, 2 * j + 1]
                 largest = max(max(a, b), max(c, d))
                 first = 3
-                if (
-                    c == largest
-                ):  # these become no branches, and which it is could not be foreseen
+                # The compiler avoids branches here. They would be unpredictable.
+                if c == largest:
                     first = 2
                 if b == largest:
                     first = 1
@@ -48,7 +48,10 @@ def to_largest(x: Array, gradient: Array, out: Array) -> None:
 def normalize(
     x: Array, before: int, after: int, share: np.float32, k: np.float32, out: Array
 ) -> None:
-    """y_i = x_i s_i^-¾ with s_i = k + share Σ_j x_j² over channels j from i - before to i + after."""
+    """Compute y_i = x_i s_i^-¾ with s_i = k + share Σ_j x_j².
+
+    The sum is over channels j from i - before to i + after.
+    """
     total = np.empty(x.shape[2], x.dtype)
     for image in range(x.shape[0]):
         for channel in range(x.shape[1]):
@@ -69,7 +72,10 @@ def normalize_backward(
     k: np.float32,
     out: Array,
 ) -> None:
-    """dL/dx_j = g_j s_j^-¾ - 1.5 share x_j Σ_i g_i x_i s_i^-7/4, over the channels i that have j near them."""
+    """Compute dL/dx_j = g_j s_j^-¾ - 1.5 share x_j Σ_i g_i x_i s_i^-7/4.
+
+    The sum is over the channels i whose window contains j.
+    """
     total = np.empty(x.shape[2], x.dtype)
     term = np.empty(x.shape[1:], x.dtype)
     for image in range(x.shape[0]):

@@ -1,22 +1,24 @@
-"""Networks: the smallest of all, for classes or a number, and two convolutional ones, for classes.
+"""Small networks: `mlp` for classes or a number, `cnn` and `lenet` for images with classes.
 
-`mlp` has one hidden layer of 64, quick enough for any sweep. Weights are drawn as He et al. (2015) have it for ReLU,
-from a normal distribution of variance 2/inputs; biases are 0.
+`mlp` has one hidden layer of 64, fast enough for any sweep. Weights are normal with
+variance 2/inputs (He et al., 2015, for ReLU); biases are 0.
 
-`cnn` has the paper's nine layers, with z = 1568 for images of 28x28 pixels and 2048 for 32x32.
+`cnn` has the nine layers of the paper, with z = 1568 for 28x28 pixels and 2048 for 32x32:
 
     5x5x32 convolution, 2x2 max-pool, local response normalization,
     5x5x32 convolution, local response normalization, 2x2 max-pool,
-    z x 256 fully connected, 256 x 10 fully connected, softmax (which is in the loss)
+    z x 256 fully connected, 256 x 10 fully connected, softmax (in the loss)
 
-`lenet` is the small one that NIID-Bench (Li et al., ICDE 2022) and others compare methods with: a tenth of the
-parameters, and some tenth of the time. It starts as PyTorch's layers do.
+The paper does not specify its initial parameters. As in the tutorial that the paper
+follows, weights are normal with standard deviation 0.1, truncated at two deviations, and
+biases are 0.1. ReLU follows every layer with weights except the last.
 
-    5x5x6 convolution, 2x2 max-pool, 5x5x16 convolution, 2x2 max-pool, 120 and 84 hidden, softmax (which is in the loss)
+`lenet` is the small network of NIID-Bench (Li et al., ICDE 2022) and other comparisons. It
+has a tenth of the parameters and takes about a tenth of the time. It starts with PyTorch's
+defaults.
 
-Of `cnn` the paper does not say how it starts. As in the tutorial that it follows, weights are drawn from a normal
-distribution of deviation 0.1, cut off at two deviations, biases are 0.1, and ReLU follows every layer with weights but
-the last.
+    5x5x6 convolution, 2x2 max-pool, 5x5x16 convolution, 2x2 max-pool,
+    120 hidden, 84 hidden, softmax (in the loss)
 """
 
 from torch import nn
@@ -26,7 +28,7 @@ _HIDDEN = 256
 
 
 def mlp(features: int, outputs: int) -> nn.Module:
-    """The network for samples of so many features; it gives a score for each class, or one number."""
+    """Create the network; it returns a score for each class, or one number."""
     network = nn.Sequential(
         nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, outputs)
     )
@@ -39,7 +41,7 @@ def mlp(features: int, outputs: int) -> nn.Module:
 
 
 def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The network for images of a shape, (channels, height, width), of which both sides are at least 16."""
+    """Create the network for images (channels, height, width) of at least 16x16 pixels."""
     channels, height, width = shape
     z = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
     return nn.Sequential(
@@ -59,13 +61,15 @@ def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The network for images of a shape, (channels, height, width)."""
+    """Create the network for images (channels, height, width)."""
     channels, height, width = shape
-    z = _CHANNELS * -(-height // 4) * -(-width // 4)  # both sides halved twice, upwards
+    z = (
+        _CHANNELS * -(-height // 4) * -(-width // 4)
+    )  # both sides are halved twice, rounded up
     network = nn.Sequential(
         nn.Conv2d(channels, _CHANNELS, 5, padding=2),
         nn.MaxPool2d(2, ceil_mode=True),
-        nn.ReLU(),  # of a quarter of the numbers: the largest of some is cut off at 0 before or after, all the same
+        nn.ReLU(),  # after the pool: the same result from a quarter of the numbers
         nn.LocalResponseNorm(9, alpha=0.001),
         nn.Conv2d(_CHANNELS, _CHANNELS, 5, padding=2),
         nn.ReLU(),
