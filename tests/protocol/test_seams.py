@@ -292,7 +292,7 @@ class TestCombineRule:
             aggregator.receive(sums, ONE)
 
     def test_a_rule_of_sums_can_only_be_the_weighted_mean(self) -> None:
-        with pytest.raises(UserError, match="Median must set `needs_reports` to True"):
+        with pytest.raises(UserError, match="Median must set needs_reports to True"):
             make(combine=Median(needs_reports=False))
 
 
@@ -309,7 +309,7 @@ def test_a_controller_that_fails_changes_nothing() -> None:
 
 
 def test_drift_is_not_corrected_where_reports_are_not_averaged() -> None:
-    with pytest.raises(UserError, match="not with Median: turn drift correction off"):
+    with pytest.raises(UserError, match="Median does not: turn drift correction off"):
         Method(FixedTau(1), FixedStep(0.1), correct_drift=True, combine=Median())
 
 

@@ -508,13 +508,13 @@ class Fleet:
         if "gradients" in wanted:
             shift = self._drift_shift(broadcast)
             gradients = descent.gradients if shift is None else descent.gradients + shift
-            self.sent, gradients = self.sent.besides("gradients", gradients)
+            self.sent, gradients = self.sent.with_field("gradients", gradients)
             report = replace(report, gradients=gradients)
         if correction is not None and "plain" in wanted:
             plain = correction.plain
             report = replace(report, plain=plain, corrected=correction.corrected)
         if correction is not None and "lasting" in wanted:
-            lasting, shifted = correction.lasting
+            lasting, shifted = correction.persistence
             report = replace(report, lasting=lasting, shifted=shifted)
         return report
 

@@ -197,7 +197,7 @@ class AggregatorState(Generic[S, U]):
             before=None,
             momentum=0.0,
             update=update,
-            drift=None if self.drift is None else self.drift.anew(),
+            drift=None if self.drift is None else self.drift.reset(),
             estimates=None,
             worse=False,
         )
