@@ -97,7 +97,7 @@ class TestGet:
         web.files.clear()
         code, out, err = command("get", "small", "--data-dir", str(tmp_path / "mine"))
         assert (code, out) == (2, "")
-        assert err.startswith("fedbudget: small could not be fetched: 127.0.0.1:")
+        assert err.startswith("fedbudget: small could not be downloaded: 127.0.0.1:")
         assert err.endswith(": 404 Not Found\n")
         assert err.count("\n") == 1
 
@@ -111,7 +111,7 @@ class TestGet:
         )
         assert command("get", "digits") == (
             0,
-            "digits is embedded; there is nothing to get\n",
+            "digits is embedded; there is nothing to fetch\n",
             "",
         )
 
@@ -124,7 +124,7 @@ class TestCheck:
         assert out.splitlines() == [
             "one.bin  ok",
             "two.bin  ok",
-            f"small in {tmp_path}/small: complete, and all contents are right",
+            f"small in {tmp_path}/small: complete, and all files are correct",
         ]
 
     def test_wrong_contents(self, command: Command, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ class TestCheck:
         code, out, _ = command("check", "small", "--data-dir", str(tmp_path))
         assert code == 1
         assert out.splitlines()[:2] == ["one.bin  ok", "two.bin  wrong contents"]
-        assert out.endswith("1 of 2 files have wrong contents; get it again\n")
+        assert out.endswith("1 of 2 files have wrong contents; fetch them again\n")
         (tmp_path / "small/two.bin").rename(tmp_path / "small/two.bin.gz")
         assert command("check", "small", "--data-dir", str(tmp_path))[:2] == (1, out)
 
@@ -144,13 +144,13 @@ class TestCheck:
         code, out, _ = command("check", "small", "--data-dir", str(tmp_path))
         assert code == 1
         assert out.splitlines()[:2] == ["one.bin  missing", "two.bin  ok"]
-        assert "a part, 1 of 2 files; what is there is right and can be used" in out
+        assert "incomplete, 1 of 2 files; these are correct and can be used" in out
 
     def test_nothing_here(self, command: Command, tmp_path: Path) -> None:
         code, out, err = command("check", "small", "--data-dir", str(tmp_path))
         assert (code, out) == (1, "one.bin  missing\ntwo.bin  missing\n")
         assert err.startswith(
-            f"fedbudget: small is not here: looked in {tmp_path} (--data-dir), "
+            f"fedbudget: small was not found in {tmp_path} (--data-dir), "
         )
 
     def test_as_json(self, command: Command, tmp_path: Path) -> None:
@@ -182,14 +182,14 @@ class TestList:
             "of",
             "2",
             "not",
-            "here",
+            "found",
         ]
         put(tmp_path)
         row = command("list", "--data-dir", str(tmp_path))[1].splitlines()[2]
         assert row.split()[5:] == ["complete", str(tmp_path / "small")]
         (tmp_path / "small/one.bin").unlink()
         *_, last = command("list", "--data-dir", str(tmp_path))[1].splitlines()
-        assert last == "small is here without one.bin"
+        assert last == "small is incomplete: one.bin missing"
 
     def test_as_json(self, command: Command, tmp_path: Path) -> None:
         put(tmp_path)

@@ -50,7 +50,7 @@ class TestRemove:
         for name in ("one", "two", "three"):
             make_run(here / "runs" / name, 1)
         code, out, _ = run_command(capsys, "runs", "remove", "one", "runs/two", "--yes")
-        assert (code, out) == (0, "runs/one is removed\nruns/two is removed\n")
+        assert (code, out) == (0, "removed runs/one\nremoved runs/two\n")
         assert [path.name for path in (here / "runs").iterdir()] == ["three"]
 
     def test_asks(

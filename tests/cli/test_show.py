@@ -50,7 +50,7 @@ def test_the_loss_of_the_best_parameters_has_its_own_heading(
     heading = next(line for line in out.splitlines() if line.startswith("round"))
     assert heading.split()[3:9] == ["chosen", "by", "loss", "loss", "wᶠ", "accuracy"]
     assert (
-        "loss wᶠ: of the best so far; both on the round's samples, so either can rise"
+        "loss wᶠ: best parameters so far; both on the round's samples, so both can rise"
         in out
     )
 

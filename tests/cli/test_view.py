@@ -17,7 +17,7 @@ from fedbudget.cli.view import (
     nodes_table,
     preparing,
     print_result,
-    tell_of_privacy,
+    print_privacy_remarks,
     watching,
 )
 from fedbudget.launch.execute import execute
@@ -149,37 +149,37 @@ class TestPrivateRun:
             (
                 {},
                 False,
-                "ε is of each node with all its samples; noise follows from --seed, and hides nothing from",
+                "ε protects each node with all its samples; the noise follows from --seed and hides nothing",
             ),
             (
                 {"privacy_unit": "sample"},
                 False,
-                "ε is of each sample; noise follows from --seed",
+                "ε protects each sample; the noise follows from --seed",
             ),
             (
                 {"privacy_delta": 0.06},
                 False,
-                "; --privacy-delta 0.06 allows a node to be told as it is: take less than 1/20;",
+                "; --privacy-delta 0.06 allows one node to be published as it is: set it below 1/20;",
             ),
             (
                 {"privacy_delta": 0.04},
                 False,
-                "each node with all its samples; noise follows",
+                "each node with all its samples; the noise follows",
             ),
             (
                 {"privacy_delta": 0.04, "privacy_unit": "sample"},
                 False,
-                "allows a sample to be told as it is: take less",
+                "allows one sample to be published as it is: set it below",
             ),
             (
                 {"privacy_noise": "secret"},
                 False,
-                "ε is of each node with all its samples\n",
+                "ε protects each node with all its samples\n",
             ),
             (
                 {},
                 True,
-                "means and deviations of columns are in the model as they are, and ε does not cover them\n",
+                "the exact means and deviations of columns, and ε does not cover them\n",
             ),
         ],
     )
@@ -191,7 +191,7 @@ class TestPrivateRun:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         dataset = data.load("breast-cancer") if standardised else DIGITS
-        tell_of_privacy(simulate(replace(self.PLAN, **changes), Overrides(dataset=dataset)))
+        print_privacy_remarks(simulate(replace(self.PLAN, **changes), Overrides(dataset=dataset)))
         said = capsys.readouterr().err
         assert said.startswith("privacy: ")
         assert told in said
@@ -199,7 +199,7 @@ class TestPrivateRun:
     def test_nothing_is_said_where_there_is_no_epsilon(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        tell_of_privacy(plan_of("time=2s"))
+        print_privacy_remarks(plan_of("time=2s"))
         assert capsys.readouterr() == ("", "")
 
     def test_a_terminal_is_told_of_no_loss(
@@ -226,7 +226,7 @@ class TestPrivateRun:
             settings = replace(self.PLAN, budget=(f"time={seconds}", "privacy=4"), tau=tau)
             print_result(execute(simulate(settings, Overrides(dataset=DIGITS))))
             assert (
-                "nothing was trained: it ended with the first round"
+                "nothing was trained: the run ended with the first round"
                 in capsys.readouterr().out
             ) == nothing
 
@@ -277,14 +277,14 @@ class TestResultInLines:
         )
         print_result(measured)
         assert (
-            "not in this: 0.25s of trial rounds, before the clock started"
+            "not counted: 0.25s of trial rounds before the clock started"
             in capsys.readouterr().out
         )
 
     def test_tells_what_more_would_buy(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_result(execute(plan_of("time=10s")))
         assert re.search(
-            r"^half as much again would bring the loss to 0\.24\d\d \(",
+            r"^loss with 50 % more budget: 0\.24\d\d \(",
             capsys.readouterr().out,
             re.M,
         )
@@ -324,7 +324,7 @@ def test_a_log_is_not_told_about_preparations(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What goes wrong while preparing is then the only line on standard error."""
-    monkeypatch.setattr("fedbudget.cli.view._PATIENCE", 0.0)
+    monkeypatch.setattr("fedbudget.cli.view._NOTICE_SECONDS", 0.0)
     with preparing(nullcontext(simulate(Settings(), Overrides(dataset=DIGITS)))):
         pass
     assert capsys.readouterr().err == ""
@@ -334,8 +334,8 @@ def test_a_person_is_told_while_a_run_is_made_ready(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever makes it ready is done under the notice, and not before."""
-    monkeypatch.setattr(view, "_PATIENCE", 0.0)
+    monkeypatch.setattr(view, "_NOTICE_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with preparing(launch(Settings(budget=("time=1s",)))) as prepared:
-        assert "kernels are compiled, which takes some seconds" in capsys.readouterr().err
+        assert "kernels are compiled; this takes some seconds" in capsys.readouterr().err
         assert prepared.settings.nodes == 5

@@ -30,13 +30,13 @@ def test_a_run_that_goes_on_is_told_so_far(tmp_path: Path) -> None:
 
 def test_what_was_spent_beyond_the_budget_is_told(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", [record(1, spent={"time": 20.5, "bytes": 1e6})])
-    assert "20.5s of 20s (time, 0.5s more than it had)" in describe(Run.open(path))
+    assert "20.5s of 20s (time, 0.5s over the budget)" in describe(Run.open(path))
 
 
 def test_a_run_with_no_round_yet_and_one_without_accuracy(tmp_path: Path) -> None:
     assert (
         describe(Run.open(make_run(tmp_path / "none", 0, finished=False)))
-        == "No round is over yet."
+        == "No round has finished yet."
     )
     path = make_run(
         tmp_path / "blind", [record(1, accuracy=None)], summary={"accuracy": None}
@@ -59,7 +59,7 @@ def test_what_a_fixed_tau_gave_is_told_where_the_rest_was_the_same(tmp_path: Pat
     other = run("other", 0.1, tau=5, seed=9)
     told = describe(adaptive, [adaptive, ten, one, other])
     assert told.endswith(
-        "With the same budget and τ fixed, the loss came to 0.4 with τ = 1 and 0.3 with τ = 10."
+        "With the same budget and a fixed τ, the loss was 0.4 with τ = 1 and 0.3 with τ = 10."
     )
     assert "fixed" not in describe(ten, [adaptive, one])
     assert "fixed" not in describe(adaptive, [adaptive, other])

@@ -131,7 +131,7 @@ def test_metrics_of_the_last_round_that_was_evaluated_and_then_of_the_end(
         "metrics"
     ]
     assert ended == [
-        {"name": "rmse", "label": "RMSE", "text": "11", "note": "of the mean 25"}
+        {"name": "rmse", "label": "RMSE", "text": "11", "note": "predicting the mean 25"}
     ]
 
 

@@ -407,7 +407,7 @@ class TestReport:
             assert look.page.locator(".run").count() == 3
             look.until("document.querySelector('[data-chart=compared]').data.length === 3")
             losses = [summary_of(runs / f"tau-{tau}")["loss"] for tau in (1, 10)]
-            fixed = f"the loss came to {losses[0]:.4g} with τ = 1 and {losses[1]:.4g} with τ = 10"
+            fixed = f"the loss was {losses[0]:.4g} with τ = 1 and {losses[1]:.4g} with τ = 10"
             assert fixed in look.text(".lead")
             assert "energy=200J" in look.text(".settings")
             before = in_focus(look)

@@ -96,7 +96,7 @@ def test_interrupted_and_started_again_it_gives_the_same_bytes_and_repeats_no_ru
     assert time.monotonic() - began < 10
     before = cells_in(place / "sweeps" / "grid")
     assert 3 <= len(before) < 30
-    last = f"fedbudget: interrupted; {len(before)} of 30 runs are done, and the same command goes on from there"
+    last = f"fedbudget: interrupted; {len(before)} of 30 runs are done; run the same command to continue"
     assert (process.returncode, out, err.splitlines()[-1]) == (130, "", last)
     assert all(
         re.fullmatch(r"\d+ of 30 runs done, 0 failed", line)

@@ -128,7 +128,7 @@ def test_one_that_fails_is_one_line_and_the_run_goes_on_with_the_others(
     assert notes.records == list(result.rounds)
     assert bool(failing.batches) is told
     assert [line.getMessage() for line in caplog.records] == [
-        "failing: the run goes on without it: no space left"
+        "failing failed; the run continues without it: no space left"
     ]
 
 
@@ -145,7 +145,7 @@ def test_one_that_hangs_is_left_behind(
     result = made(tmp_path, hanging, notes)
     assert notes.records == list(result.rounds)
     assert [line.getMessage() for line in caplog.records] == [
-        "hanging does not answer; the run ends without it"
+        "hanging is not responding; the run ends without it"
     ]
     hanging.may.set()
     assert hanging.over.wait(10)
@@ -202,6 +202,6 @@ def test_rounds_of_a_run_that_goes_on_come_first_at_the_times_they_had(
 
 def test_a_run_without_a_folder_cannot_be_tracked() -> None:
     with pytest.raises(
-        UserError, match="a run that is tracked needs a folder; say which with out"
+        UserError, match="a tracked run needs a folder; set it with out"
     ):
         fedbudget.train(track="tensorboard", budget="time=1s")

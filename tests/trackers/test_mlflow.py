@@ -150,7 +150,7 @@ def test_a_store_that_cannot_be_written_does_not_end_the_run(
     (line,) = [
         line.getMessage() for line in caplog.records if line.name == "fedbudget.trackers"
     ]
-    assert line.startswith("mlflow: the run goes on without it: ")
+    assert line.startswith("mlflow failed; the run continues without it: ")
     assert "\n" not in line
 
 

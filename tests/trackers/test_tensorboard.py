@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(
     )
     assert result.aggregations == 3
     assert (
-        "tensorboard: the run goes on without it: [Errno 28] No space left on device"
+        "tensorboard failed; the run continues without it: [Errno 28] No space left on device"
         in caplog.text
     )
 

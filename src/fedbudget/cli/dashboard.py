@@ -1,4 +1,4 @@
-"""`fedbudget dashboard`, and the page beside a run."""
+"""`fedbudget dashboard`, and the page of a run with `--dashboard`."""
 
 import sys
 from collections.abc import Iterator
@@ -14,24 +14,27 @@ from fedbudget.settings.option import option
 @command
 def dashboard(
     *,
-    runs: Path = option(
-        Path("runs"), "A folder with runs, or a run's own folder.", argument=True
-    ),
+    runs: Path = option(Path("runs"), "A folder of runs, or one run.", argument=True),
     host: str = option(
         "127.0.0.1",
-        "The address to listen on; others than this machine's own need a token.",
+        "The address to listen on; an address that other machines reach needs a token.",
     ),
-    port: int | None = option(None, "Of the page.", shown="8700, or the next that is free"),
+    port: int | None = option(
+        None, "The port of the page.", shown="8700, or the next free"
+    ),
     token_file: Path | None = option(
         None,
-        "A file with the token that the page needs.",
+        "A file with the token that opens the page.",
         shown="FEDBUDGET_TOKEN, with --host",
     ),
-    open: bool | None = option(None, "Open it in a browser.", shown="from a terminal"),
+    open: bool | None = option(
+        None, "Open the page in a browser.", shown="only from a terminal"
+    ),
 ) -> None:
-    """Show runs in a web page, also while they are made.
+    """Show runs in a web page, also while they are running.
 
-    The page is read-only, and loads nothing from elsewhere. It is for this machine alone unless --host says otherwise.
+    The page is read-only and loads nothing from other servers. Only this machine can open
+    it, unless you set --host.
 
     Examples:
 
@@ -47,8 +50,10 @@ def dashboard(
 
     page = Dashboard(runs, host=host, port=port, token=_token(host, token_file))
     hint = "/?token=TOKEN the first time; " if page.needs_token else ""
-    print(f"{page.address()}  ({hint}Ctrl-C ends it)", file=sys.stderr, flush=True)
-    if open if open is not None else sys.stderr.isatty() and not page.needs_token:
+    print(f"{page.address()}  ({hint}Ctrl-C to stop)", file=sys.stderr, flush=True)
+    if open is None:
+        open = sys.stderr.isatty() and not page.needs_token
+    if open:
         import webbrowser
 
         webbrowser.open(page.address())
@@ -56,11 +61,12 @@ def dashboard(
 
 
 @contextmanager
-def beside(folder: Path, *, wanted: bool) -> Iterator[None]:
-    """The page of a run while it is made, where that is wanted.
+def run_dashboard(folder: Path, *, wanted: bool) -> Iterator[None]:
+    """Serve the page of a run while the body executes, if wanted.
 
     Args:
-      folder: of the run; it need not be there yet.
+      folder: the run's folder; it may not exist yet.
+      wanted: False for no page.
     """
     if not wanted:
         yield
@@ -69,31 +75,33 @@ def beside(folder: Path, *, wanted: bool) -> Iterator[None]:
 
     from fedbudget.dashboard.app import Dashboard
 
-    parent = folder.resolve().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    page = Dashboard(parent)
-    print(f"dashboard: {page.address(folder.resolve().name)}", file=sys.stderr, flush=True)
+    folder = folder.resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    page = Dashboard(folder.parent)
+    print(f"dashboard: {page.address(folder.name)}", file=sys.stderr, flush=True)
     with page.in_background():
         yield
 
 
 def require_dashboard() -> None:
+    """Raise a UserError if a package of the dashboard is not installed."""
     if any(find_spec(name) is None for name in ("starlette", "uvicorn", "plotly")):
         raise UserError(
-            "this needs a web server and plotly; install them with: pip install 'fedbudget[dashboard]'"
+            "this needs a web server and plotly; install them with: "
+            "pip install 'fedbudget[dashboard]'"
         )
 
 
 def _token(host: str, token_file: Path | None) -> str | None:
-    """The token that the page needs, if any."""
     if token_file is None and host in ("127.0.0.1", "::1", "localhost"):
         return None
+
     from fedbudget.engines.grpc.tokens import node_token
 
     token = node_token(token_file)
     if token is None:
         raise UserError(
-            f"--host {host} lets other machines see the runs, so it needs a token: give --token-file FILE, or set "
-            "FEDBUDGET_TOKEN; openssl rand -hex 32 makes a good one"
+            f"--host {host} lets other machines see the runs, so it needs a token: give "
+            "--token-file FILE, or set FEDBUDGET_TOKEN; openssl rand -hex 32 creates one"
         )
     return token

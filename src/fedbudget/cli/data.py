@@ -1,4 +1,4 @@
-"""`fedbudget data`: list, get and check the published datasets."""
+"""`fedbudget data`: list, fetch and check the published datasets."""
 
 import json
 import sys
@@ -8,22 +8,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from fedbudget.cli.options import OutputOptions, command
-from fedbudget.settings.option import REQUIRED, in_words, option
+from fedbudget.settings.option import REQUIRED, choices_text, option
 from fedbudget.settings.settings import DATASETS, SMALL_DATASETS
 
 if TYPE_CHECKING:
     from fedbudget.data.published import PublishedDataset
 
 app = typer.Typer(
-    help="List, get and check the published datasets.",
+    help="List, fetch and check the published datasets.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 _EMBEDDED, *_FETCHED = [name for name in DATASETS if name not in SMALL_DATASETS]
-_NAME: str = option(REQUIRED, f"{in_words(_FETCHED)}.", argument=True, values=_FETCHED)
+_EMBEDDED_DATASET = {
+    "name": _EMBEDDED,
+    "title": "handwritten digits, 8x8",
+    "samples": 1797,
+    "where": "embedded",
+    "complete": True,
+    "files": {},
+}
+_NAME: str = option(REQUIRED, f"{choices_text(_FETCHED)}.", argument=True, values=_FETCHED)
 _DATA_DIR: Path | None = option(
-    None, "A folder of datasets.", shown="FEDBUDGET_DATA, or the cache folder"
+    None, "The folder of datasets.", shown="FEDBUDGET_DATA, or the cache folder"
 )
 _OK = "ok"
 _MISSING = "missing"
@@ -39,7 +47,7 @@ def _data(context: typer.Context) -> None:
 @app.command("list")
 @command
 def list_datasets(*, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -> None:
-    """List the datasets that go by a name, and where they are. What the files hold is not looked at.
+    """List the published datasets and their folders, without reading the files.
 
     Examples:
 
@@ -51,7 +59,8 @@ def list_datasets(*, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -
 
     copies = [_local_copy(name, data_dir, contents=False) for name in PUBLISHED]
     if output.json:
-        print(json.dumps({"datasets": [_embedded(), *map(_to_json, copies)]}))
+        datasets = [_EMBEDDED_DATASET, *(copy.to_json() for copy in copies)]
+        print(json.dumps({"datasets": datasets}))
         return
 
     from fedbudget.cli.console import console, plain_table
@@ -60,8 +69,8 @@ def list_datasets(*, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -
     table = plain_table(headings, left=("name", "title", "files", "where"), overflow="fold")
     table.add_row(
         _EMBEDDED,
-        _embedded()["title"],
-        f"{_embedded()['samples']:,}",
+        str(_EMBEDDED_DATASET["title"]),
+        f"{_EMBEDDED_DATASET['samples']:,}",
         "",
         "complete",
         "embedded",
@@ -70,16 +79,18 @@ def list_datasets(*, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -
         table.add_row(*_cells(copy))
     console().print(table, highlight=False)
     for copy in copies:
-        if copy.where is not None and (missing := copy.files_that_are(_MISSING)):
-            print(f"{copy.dataset.name} is here without {', '.join(missing)}")
+        missing = copy.files_in_state(_MISSING)
+        if copy.where is not None and missing:
+            print(f"{copy.dataset.name} is incomplete: {', '.join(missing)} missing")
 
 
 @app.command()
 @command
 def get(*, name: str = _NAME, data_dir: Path | None = _DATA_DIR) -> None:
-    """Fetch a dataset from its publisher or a mirror, or as a package of npm or Debian.
+    """Fetch a dataset from its publisher or a mirror.
 
-    Every file is checked. What is there already is not fetched again, and what was interrupted goes on.
+    The contents of every file are checked. Files that are already there are not fetched
+    again, and an interrupted download resumes.
 
     Examples:
 
@@ -88,14 +99,14 @@ def get(*, name: str = _NAME, data_dir: Path | None = _DATA_DIR) -> None:
       fedbudget data get cifar-10 --data-dir ~/datasets
     """
     if name == _EMBEDDED:
-        print(f"{name} is embedded; there is nothing to get")
+        print(f"{name} is embedded; there is nothing to fetch")
         return
 
-    from fedbudget.cli.fetching import showing
+    from fedbudget.cli.fetching import download_progress
     from fedbudget.data import published
 
-    _, folder = published.places(data_dir)[0]
-    with showing() as progress:
+    _, folder = published.data_folders(data_dir)[0]
+    with download_progress() as progress:
         paths = published.get(name, folder, progress)
     print(f"{name} is in {published.container(paths)}")
 
@@ -105,7 +116,7 @@ def get(*, name: str = _NAME, data_dir: Path | None = _DATA_DIR) -> None:
 def check(
     *, name: str = _NAME, data_dir: Path | None = _DATA_DIR, output: OutputOptions
 ) -> None:
-    """Check what a dataset's files hold. The exit code is 0 if all are here and right, otherwise 1.
+    """Check a dataset's files. The exit code is 0 if all are there and correct, else 1.
 
     Examples:
 
@@ -114,28 +125,28 @@ def check(
       fedbudget data check cifar-10 --data-dir ~/datasets --json
     """
     if name == _EMBEDDED:
-        print(
-            json.dumps(_embedded())
-            if output.json
-            else f"{name} is embedded; there is nothing to check"
-        )
+        if output.json:
+            print(json.dumps(_EMBEDDED_DATASET))
+        else:
+            print(f"{name} is embedded; there is nothing to check")
         return
 
     copy = _local_copy(name, data_dir, contents=True)
     if output.json:
-        print(json.dumps(_to_json(copy)))
+        print(json.dumps(copy.to_json()))
     else:
         _print(copy)
     raise typer.Exit(0 if copy.complete else 1)
 
 
 class _LocalCopy(NamedTuple):
-    """What a person has of a dataset.
+    """The local files of a dataset.
 
     Args:
-      where: the folder or archive it lies in; None if no file is there.
-      files: of each file whether it is ok, missing, or has wrong contents.
-      hint: where no file is there, what to tell a person.
+      dataset: as it was published.
+      where: the folder or archive of the files; None without any file.
+      files: whether each file is ok, missing, or has wrong contents.
+      hint: advice to the user if there is no file.
     """
 
     dataset: "PublishedDataset"
@@ -147,24 +158,39 @@ class _LocalCopy(NamedTuple):
     def complete(self) -> bool:
         return set(self.files.values()) == {_OK}
 
-    def files_that_are(self, state: str) -> list[str]:
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.dataset.files)
+
+    def files_in_state(self, state: str) -> list[str]:
         return [name for name, each in self.files.items() if each == state]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.dataset.name,
+            "title": self.dataset.title,
+            "samples": self.dataset.samples,
+            "bytes": self.bytes,
+            "licence": self.dataset.licence,
+            "where": None if self.where is None else str(self.where),
+            "complete": self.complete,
+            "files": self.files,
+        }
 
 
 def _local_copy(name: str, data_dir: Path | None, *, contents: bool) -> _LocalCopy:
     from fedbudget.data.published import DatasetMissing, container, dataset_named, find
 
     dataset = dataset_named(name)
+    states = dict.fromkeys((file.name for file in dataset.files), _MISSING)
     try:
         paths = find(name, data_dir)
     except DatasetMissing as error:
-        return _LocalCopy(
-            dataset, None, {file.name: _MISSING for file in dataset.files}, str(error)
-        )
-    states = {}
+        return _LocalCopy(dataset, None, states, str(error))
     for file in dataset.files:
-        right = file.name in paths and (not contents or file.matches(paths[file.name]))
-        states[file.name] = _OK if right else _WRONG if file.name in paths else _MISSING
+        if file.name in paths:
+            correct = not contents or file.matches(paths[file.name])
+            states[file.name] = _OK if correct else _WRONG
     return _LocalCopy(dataset, container(paths), states)
 
 
@@ -175,59 +201,31 @@ def _print(copy: _LocalCopy) -> None:
     if copy.where is None:
         print(f"fedbudget: {copy.hint}", file=sys.stderr)
     else:
-        print(f"{copy.dataset.name} in {copy.where}: {_verdict(copy)}")
+        print(f"{copy.dataset.name} in {copy.where}: {_summary(copy)}")
 
 
-def _verdict(copy: _LocalCopy) -> str:
+def _summary(copy: _LocalCopy) -> str:
+    total = len(copy.files)
     if copy.complete:
-        return "complete, and all contents are right"
-    if wrong := copy.files_that_are(_WRONG):
-        return f"{len(wrong)} of {len(copy.files)} files have wrong contents; get it again"
+        return "complete, and all files are correct"
+    if wrong := copy.files_in_state(_WRONG):
+        return f"{len(wrong)} of {total} files have wrong contents; fetch them again"
     return (
-        f"a part, {len(copy.files_that_are(_OK))} of {len(copy.files)} files; what is there is right and can be used, "
-        f"fedbudget data get {copy.dataset.name} fetches the rest"
+        f"incomplete, {len(copy.files_in_state(_OK))} of {total} files; these are correct "
+        f"and can be used; fetch the rest with: fedbudget data get {copy.dataset.name}"
     )
 
 
 def _cells(copy: _LocalCopy) -> tuple[str, ...]:
-    """A row of the list."""
-    files = (
-        "complete"
-        if copy.complete
-        else f"{len(copy.files_that_are(_OK))} of {len(copy.files)}"
-    )
-    size = sum(file.size for file in copy.dataset.files) / 1e6
-    shown = f"{size:,.0f} MB" if size >= 1 else f"{size * 1000:,.0f} kB"
-    where = "not here" if copy.where is None else str(copy.where)
+    """Return the row of a dataset in the list."""
+    files = f"{len(copy.files_in_state(_OK))} of {len(copy.files)}"
+    megabytes = copy.bytes / 1e6
+    size = f"{megabytes:,.0f} MB" if megabytes >= 1 else f"{megabytes * 1000:,.0f} kB"
     return (
         copy.dataset.name,
         copy.dataset.title,
         f"{copy.dataset.samples:,}",
-        shown,
-        files,
-        where,
+        size,
+        "complete" if copy.complete else files,
+        "not found" if copy.where is None else str(copy.where),
     )
-
-
-def _to_json(copy: _LocalCopy) -> dict[str, Any]:
-    return {
-        "name": copy.dataset.name,
-        "title": copy.dataset.title,
-        "samples": copy.dataset.samples,
-        "bytes": sum(file.size for file in copy.dataset.files),
-        "licence": copy.dataset.licence,
-        "where": None if copy.where is None else str(copy.where),
-        "complete": copy.complete,
-        "files": copy.files,
-    }
-
-
-def _embedded() -> dict[str, Any]:
-    return {
-        "name": _EMBEDDED,
-        "title": "handwritten digits, 8x8",
-        "samples": 1797,
-        "where": "embedded",
-        "complete": True,
-        "files": {},
-    }

@@ -1,6 +1,6 @@
-"""What a person sees while a dataset is fetched: bars on a terminal, a line for each file elsewhere.
+"""Progress of a download: bars on a terminal, otherwise one line per file.
 
-Both go to standard error, so that what a command has to say at its end can be piped on.
+Both go to standard error, so that standard output can be piped.
 """
 
 import sys
@@ -22,15 +22,14 @@ from fedbudget.data.download import Progress
 
 
 @contextmanager
-def showing() -> Iterator[Progress]:
-    """Gives what is to be told how it goes."""
+def download_progress() -> Iterator[Progress]:
+    """Yield an object that shows the progress of a download on standard error."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines()
         return
-    name = TextColumn("{task.description}", markup=False)
     columns = (
-        name,
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
@@ -41,7 +40,7 @@ def showing() -> Iterator[Progress]:
 
 
 class _Lines(Progress):
-    """A line for each file that came."""
+    """Prints one line per fetched file."""
 
     def __init__(self) -> None:
         self._source = ""
@@ -50,14 +49,14 @@ class _Lines(Progress):
         self._source = source
 
     def on_file(self, name: str) -> None:
-        self._say(f"{name} from {self._source}")
+        self._print(f"{name} from {self._source}")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
 class _Bars(_Lines):
-    """The same lines, and below them a bar for what is coming."""
+    """Prints the same lines, with a bar for the current file below them."""
 
     def __init__(self, bars: RichProgress) -> None:
         super().__init__()
@@ -67,7 +66,7 @@ class _Bars(_Lines):
     def on_source(self, source: str) -> None:
         super().on_source(source)
         self._clear()
-        self.on_bytes(source, 0, None)  # moves without an end until bytes are counted
+        self.on_bytes(source, 0, None)  # a moving bar until bytes are counted
 
     def on_bytes(self, name: str, done: int, total: int | None) -> None:
         if name not in self._tasks:
@@ -80,5 +79,5 @@ class _Bars(_Lines):
             self._bars.remove_task(task)
         self._tasks.clear()
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._bars.console.print(line, markup=False, highlight=False)

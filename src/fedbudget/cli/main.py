@@ -1,4 +1,7 @@
-"""The command `fedbudget`. Exit codes: 0 done, 1 the work failed, 2 the command was wrong."""
+"""The command `fedbudget`.
+
+Exit codes: 0 done, 1 the work failed, 2 the command was wrong, 130 interrupted.
+"""
 
 import sys
 from typing import Annotated, Any
@@ -22,14 +25,16 @@ from fedbudget.cli import (
 from fedbudget.cli.options import GroupedCommand
 from fedbudget.errors import UserError, WorkError, flag, suggestion
 
-typer.core.HAS_RICH = False  # help is plain text here; Typer would escape brackets in it for Rich all the same
+# Help is plain text. With Rich, Typer would escape the brackets in it.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
-    help="Train a model on data that stays on its nodes, as well as a budget of time, energy, bytes or money allows.",
+    help="Train a model on data that stays on its nodes, within a budget of time, energy, "
+    "bytes, money or privacy.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-_MAKE_RUNS = (
+_TRAIN = (
     run.run,
     nodes.local,
     nodes.serve,
@@ -37,16 +42,17 @@ _MAKE_RUNS = (
     security.certs,
     compare.compare,
     sweep.sweep,
+    sweep.reproduce,
 )
-_LOOK_AT_RUNS = (
+_USE_MODELS = (trained.predict, trained.evaluate, trained.export)
+_READ_RUNS = (
     runs.show,
     runs.explain,
     forecast.forecast,
     dashboard.dashboard,
     runs.report,
 )
-_USE_MODELS = (trained.predict, trained.evaluate, trained.export)
-for command in (*_MAKE_RUNS, sweep.reproduce, *_USE_MODELS, *_LOOK_AT_RUNS, run.tasks):
+for command in (*_TRAIN, *_USE_MODELS, *_READ_RUNS, run.tasks):
     app.command(cls=GroupedCommand)(command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
@@ -66,36 +72,40 @@ def _fedbudget(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a command; a mistake of the user's is one line on standard error."""
-    sys.exit(_code(arguments))
+    """Run a command and exit; a user's mistake prints one line on standard error.
+
+    Args:
+      arguments: of the command line; None for those of this process.
+    """
+    sys.exit(_exit_code(arguments))
 
 
-def _code(arguments: list[str] | None) -> int:
+def _exit_code(arguments: list[str] | None) -> int:
     try:
         returned: Any = typer.main.get_command(app).main(
             arguments, prog_name="fedbudget", standalone_mode=False
         )
         return returned if isinstance(returned, int) else 0
     except UserError as error:
-        return _complain(error.spelled(flag), 2)
+        return _print_error(error.spelled(flag), 2)
     except KeyboardInterrupt:
-        return _complain("interrupted", 130)
+        return _print_error("interrupted", 130)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
     except (OSError, WorkError) as error:
-        return _complain(str(error), 1)
+        return _print_error(str(error), 1)
     except Exception as error:
-        # Typer's own errors of usage, whichever module they come from in the version at hand.
+        # Typer's usage errors: their module depends on the version of Typer.
         if not hasattr(error, "format_message"):
             raise
         hint = suggestion(
             getattr(error, "option_name", ""), getattr(error, "possibilities", None) or ()
         )
         message = f"{error.args[0]}; {hint}" if hint else error.format_message()
-        return _complain(message, 2) if message else 2
+        return _print_error(message, 2) if message else 2
 
 
-def _complain(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     print(f"fedbudget: {message}", file=sys.stderr)
     return code

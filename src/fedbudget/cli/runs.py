@@ -1,11 +1,4 @@
-"""`fedbudget runs`: list runs, and remove them.
-
-`fedbudget show`.
-
-`fedbudget report`.
-
-`fedbudget explain`.
-"""
+"""Commands that read or remove runs: `fedbudget runs`, `show`, `report` and `explain`."""
 
 import json
 import math
@@ -23,11 +16,29 @@ from fedbudget.cli.options import RUN, OutputOptions, command, run_folders
 from fedbudget.errors import UserError
 from fedbudget.settings.option import REQUIRED, option
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedbudget.runs.explain import Explanation
+    from fedbudget.runs.folder import Run
+
 _COLUMNS = ("run", "state", "what", "loss", "accuracy", "spent", "stopped by", "began")
+_SHOWN_ROUNDS = 20
+_SHOWN_FIGURES = (
+    "loss",
+    "accuracy",
+    "average_tau",
+    "aggregations",
+    "local_updates",
+    "stopped_by",
+    "status",
+)
+_BARS = 20  # of the chart of G, about
+_BAR_WIDTH = 50
 
 
 class _ListByDefault(typer.core.TyperGroup):
-    """`fedbudget runs PATHS` is short for `fedbudget runs list PATHS`."""
+    """Makes `fedbudget runs PATHS` short for `fedbudget runs list PATHS`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {*self.commands, "--help"}
@@ -36,7 +47,7 @@ class _ListByDefault(typer.core.TyperGroup):
 
 app = typer.Typer(
     cls=_ListByDefault,
-    help="List runs, the newest first, or remove some. Without a command, runs are listed.",
+    help="List runs, the newest first, or remove some. The default command is list.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -48,17 +59,17 @@ def list_runs(
     *,
     paths: tuple[Path, ...] = option(
         (),
-        "Folders with runs in them, or of runs.",
+        "Folders of runs, or single runs.",
         argument=True,
         shown="runs",
         values=run_folders,
     ),
     output: OutputOptions,
 ) -> None:
-    """List runs, the newest first: whether each goes on, loss, accuracy, what was spent, and what stopped it.
+    """List runs, the newest first: state, loss, accuracy, spending, and what stopped each.
 
-    A run that is broken off was killed, or lost its power. One whose nodes are elsewhere can go on: fedbudget serve
-    --resume.
+    The state is "broken off" if the run was killed or its machine lost power. Such a run
+    can be resumed: fedbudget run --resume or fedbudget serve --resume.
 
     Examples:
 
@@ -68,29 +79,41 @@ def list_runs(
     """
     from fedbudget.runs.overview import RUNS, find_runs, overview
 
-    if not paths and not RUNS.is_dir():
-        found = []
-    else:
-        found = [
-            {"run": str(path), **overview(path)} for path in find_runs(paths or (RUNS,))
-        ]
+    folders = paths or (RUNS,)
+    overviews = []
+    if paths or RUNS.is_dir():
+        overviews = [{"run": str(path), **overview(path)} for path in find_runs(folders)]
     if output.json:
-        print(json.dumps({"runs": found}))
+        print(json.dumps({"runs": overviews}))
         return
-    if not found:
-        print(f"no runs in {', '.join(map(str, paths or (RUNS,)))}")
+    if not overviews:
+        print(f"no runs in {', '.join(map(str, folders))}")
         return
 
     from fedbudget.cli.console import console, plain_table
 
-    table = plain_table(
-        _COLUMNS,
-        left=("run", "state", "what", "spent", "stopped by", "began"),
-        overflow="fold",
-    )
-    for each in found:
+    left = ("run", "state", "what", "spent", "stopped by", "began")
+    table = plain_table(_COLUMNS, left=left, overflow="fold")
+    for each in overviews:
         table.add_row(*_cells(each))
     console().print(table, highlight=False)
+
+
+def _cells(run: dict[str, Any]) -> tuple[str, ...]:
+    """Return the row of a run in the list."""
+    if run["state"] == "unreadable":
+        return run["run"], run["state"], run["title"], *("" for _ in _COLUMNS[3:])
+    spent = [f"{each['text']} ({each['share']:.0%})" for each in run["spent"]]
+    return (
+        run["run"],
+        run["state"],
+        run["title"],
+        "" if run["loss"] is None else f"{run['loss']:.4f}",
+        "" if run["accuracy"] is None else f"{run['accuracy']:.4f}",
+        ", ".join(spent),
+        run["stopped_by"] or "",
+        f"{datetime.fromtimestamp(run['began']):%Y-%m-%d %H:%M}",
+    )
 
 
 @app.command()
@@ -103,10 +126,10 @@ def remove(
     yes: bool = option(False, "Do not ask."),
     output: OutputOptions,
 ) -> None:
-    """Remove runs from disk, for good.
+    """Remove runs from disk permanently.
 
-    Only the files that a run writes are removed, and its folder if nothing else is in it. A run that is being made is
-    refused, and then none is removed.
+    Only the files that a run writes are removed, and its folder if it is empty then. If
+    one of the runs is still running, none is removed.
 
     Examples:
 
@@ -122,64 +145,33 @@ def remove(
         require_removable(path)
     if not yes:
         _ask(paths)
-    gone = {str(path): remove_run(path) for path in paths}
+    removed = {str(path): remove_run(path) for path in paths}
     if output.json:
-        print(json.dumps({"removed": list(gone)}))
+        print(json.dumps({"removed": list(removed)}))
         return
-    for name, whole in gone.items():
-        print(
-            f"{name} is removed"
-            + ("" if whole else "; its folder has other files, and stays")
-        )
+    for name, with_folder in removed.items():
+        rest = "" if with_folder else "; its folder stays because it has other files"
+        print(f"removed {name}{rest}")
 
 
 def _path(name: str) -> Path:
-    """A folder as it is written, or the run of this name in runs/."""
+    """Return the folder as given, or the run with this name in runs/."""
     from fedbudget.runs.overview import RUNS
 
     path = Path(name)
-    return (
-        RUNS / name
-        if len(path.parts) == 1 and not path.exists() and (RUNS / name).exists()
-        else path
-    )
+    in_runs = RUNS / name
+    if len(path.parts) == 1 and not path.exists() and in_runs.exists():
+        return in_runs
+    return path
 
 
 def _ask(paths: list[Path]) -> None:
     if not sys.stdin.isatty():
-        raise UserError("nobody can be asked whether to remove; say so with `yes`")
+        raise UserError("removal needs a confirmation, and there is no terminal: set `yes`")
     print("\n".join(map(str, paths)))
-    if (
-        input(
-            f"Remove {'this run' if len(paths) == 1 else f'these {len(paths)} runs'} for good? [y/N] "
-        )
-        != "y"
-    ):
-        raise UserError("nothing is removed")
-
-
-def _cells(run: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the list."""
-    if run["state"] == "unreadable":
-        return run["run"], run["state"], run["title"], *("" for _ in _COLUMNS[3:])
-    loss, accuracy = (
-        ("" if run[name] is None else f"{run[name]:.4f}") for name in ("loss", "accuracy")
-    )
-    spent = ", ".join(f"{each['text']} ({each['share']:.0%})" for each in run["spent"])
-    began = f"{datetime.fromtimestamp(run['began']):%Y-%m-%d %H:%M}"
-    return (
-        run["run"],
-        run["state"],
-        run["title"],
-        loss,
-        accuracy,
-        spent,
-        run["stopped_by"] or "",
-        began,
-    )
-
-
-_ROWS = 20
+    these = "this run" if len(paths) == 1 else f"these {len(paths)} runs"
+    if input(f"Remove {these} permanently? [y/N] ") != "y":
+        raise UserError("nothing was removed")
 
 
 @command
@@ -202,73 +194,63 @@ def show(
 
     opened = Run.open(run)
     if output.json:
-        print(
-            json.dumps(
-                opened.summary
-                or {"status": "unfinished", "run": str(run), "rounds": len(opened.rounds)}
-            )
-        )
+        unfinished = {"status": "unfinished", "run": str(run), "rounds": len(opened.rounds)}
+        print(json.dumps(opened.summary or unfinished))
         return
 
     from fedbudget.cli.console import console
     from fedbudget.cli.view import LOSSES, PRIVACY, rounds_table
-    from fedbudget.runs.record import average_tau
-    from fedbudget.runs.text import metrics_text, run_title, spread_text
+    from fedbudget.runs.text import run_title
 
     out = console()
     title = run_title(opened.settings)
     limits = opened.settings.limits().limits
     out.print(title, style="bold", highlight=False)
     records = opened.rounds
-    if not all and len(records) > _ROWS:
-        step = (len(records) - 1) / (_ROWS - 1)
-        records = [opened.rounds[round(step * row)] for row in range(_ROWS)]
-        out.print(
-            f"{_ROWS} of {len(opened.rounds)} rounds; --all shows every one", style="dim"
-        )
+    if not all and len(records) > _SHOWN_ROUNDS:
+        step = (len(records) - 1) / (_SHOWN_ROUNDS - 1)
+        records = [opened.rounds[round(step * row)] for row in range(_SHOWN_ROUNDS)]
+        text = f"{_SHOWN_ROUNDS} of {len(opened.rounds)} rounds; --all shows every round"
+        out.print(text, style="dim")
     out.print(rounds_table(records, limits))
     if PRIVACY not in limits:
         out.print(LOSSES, style="dim")
     if opened.summary is None:
         out.print("the run has not finished")
     else:
-        # From the records: summaries of earlier versions have another average.
-        summary = opened.summary | {
-            "average_tau": average_tau(
-                [own.effective_tau for own in opened.rounds if own.tau]
-            )
-        }
-        for name in (
-            "loss",
-            "accuracy",
-            "average_tau",
-            "aggregations",
-            "local_updates",
-            "stopped_by",
-            "status",
-        ):
-            if name != "loss" or PRIVACY not in limits:
-                out.print(f"{name.replace('_', ' ')}: {summary[name]}", highlight=False)
-        if PRIVACY in limits:
-            epsilon = summary["spent"][PRIVACY]
-            delta = summary["privacy_delta"]
-            out.print(
-                f"privacy: ε = {epsilon:.4g} of {limits[PRIVACY]:g}, at δ = {delta:g}",
-                highlight=False,
-            )
-        metrics = metrics_text(
-            summary["accuracy"], summary.get("metrics", {}), summary.get("to_beat")
-        )
-        spread = summary.get("spread") and spread_text(
-            summary["spread"], "rmse" if summary["accuracy"] is None else "accuracy"
-        )
-        for line in filter(None, (metrics, spread)):
-            out.print(f"on test samples: {line}", highlight=False)
+        _print_summary(out, opened, opened.summary)
     if opened.rounds and find_spec("matplotlib") is not None:
         from fedbudget.runs.plot import plot_run
 
         durable_files.replace(run / PLOT, plot_run(opened.rounds, limits, title=title))
         out.print(f"plot: {run / PLOT}", highlight=False)
+
+
+def _print_summary(out: "Console", run: "Run", summary: dict[str, Any]) -> None:
+    from fedbudget.cli.view import PRIVACY
+    from fedbudget.runs.record import average_tau
+    from fedbudget.runs.text import metrics_text, spread_text
+
+    limits = run.settings.limits().limits
+    # Summaries of earlier versions have another average of τ.
+    taus = [record.effective_tau for record in run.rounds if record.tau]
+    summary = summary | {"average_tau": average_tau(taus)}
+    for name in _SHOWN_FIGURES:
+        if name != "loss" or PRIVACY not in limits:
+            out.print(f"{name.replace('_', ' ')}: {summary[name]}", highlight=False)
+    if PRIVACY in limits:
+        epsilon = f"ε = {summary['spent'][PRIVACY]:.4g} of {limits[PRIVACY]:g}"
+        out.print(
+            f"privacy: {epsilon}, at δ = {summary['privacy_delta']:g}", highlight=False
+        )
+    accuracy = summary["accuracy"]
+    lines = [metrics_text(accuracy, summary.get("metrics", {}), summary.get("to_beat"))]
+    if summary.get("spread"):
+        lines.append(
+            spread_text(summary["spread"], "rmse" if accuracy is None else "accuracy")
+        )
+    for line in filter(None, lines):
+        out.print(f"on test samples: {line}", highlight=False)
 
 
 @command
@@ -279,9 +261,9 @@ def report(
     ),
     out: Path = option(Path("report.html"), "The file to write."),
 ) -> None:
-    """Write runs into one HTML file that opens anywhere.
+    """Write runs into one HTML file, with charts and a description of each run.
 
-    It has charts and words, and needs no network.
+    The file opens in any browser and needs no network.
 
     Examples:
 
@@ -290,14 +272,13 @@ def report(
       fedbudget report runs/* --out comparison.html
     """
     from fedbudget import durable_files
-    from fedbudget.dashboard.report import report as html_of
+    from fedbudget.dashboard.report import report as html_report
     from fedbudget.dashboard.run_reader import RunReader
-    from fedbudget.errors import UserError
     from fedbudget.runs.folder import require_run
 
     for path in run:
         require_run(path)
-    text = html_of([RunReader(path.resolve()).read() for path in run])
+    text = html_report([RunReader(path.resolve()).read() for path in run])
     try:
         durable_files.replace(out, text.encode())
     except OSError as error:
@@ -305,18 +286,11 @@ def report(
     print(out)
 
 
-if TYPE_CHECKING:
-    from fedbudget.runs.explain import Explanation
-
-_BARS = 20
-_WIDTH = 50
-
-
 @command
 def explain(
     *,
     run: Path = RUN,
-    round: int = option(REQUIRED, "Which round's choice to explain."),
+    round: int = option(REQUIRED, "The number of the round to explain."),
     output: OutputOptions,
 ) -> None:
     """Show the G(τ) curve of a round, and why its τ was chosen.
@@ -332,35 +306,22 @@ def explain(
     opened = Run.open(run)
     explanation = recompute(opened, round, build_method(opened.settings).controller)
     if output.json:
-        curve = [
-            {"tau": int(t), "G": float(g)}
-            for t, g in zip(explanation.candidates, explanation.curve, strict=True)
-        ]
-        about = {
-            "round": round,
-            "tau": explanation.tau,
-            "eta": explanation.eta,
-            "corrected": explanation.corrected,
-        }
-        work = {} if explanation.work is None else {"work": explanation.work}
-        print(json.dumps({**about, "reason": explanation.reason, "curve": curve, **work}))
+        _print_json(explanation)
         return
     print(
-        f"round {round}: τ = {explanation.tau}, chosen by {explanation.reason}: {explanation.sentence}."
+        f"round {round}: τ = {explanation.tau}, chosen by {explanation.reason}: "
+        f"{explanation.sentence}."
     )
-    eta = (
-        f"η = {explanation.eta:.4g}"
-        if explanation.eta
-        else "η is each node's own, and not told"
-    )
-    print(
-        f"{eta}; local updates were {'' if explanation.corrected else 'not '}corrected for drift"
-    )
+    eta = "η is chosen by each node and not reported"
+    if explanation.eta:
+        eta = f"η = {explanation.eta:.4g}"
+    negation = "" if explanation.corrected else "not "
+    print(f"{eta}; local updates were {negation}corrected for drift")
     if explanation.work is not None:
         print(f"{explanation.shared}.")
         print("\n".join(work_table(explanation.work)))
-    if explanation.estimates is not None:
-        estimates = explanation.estimates
+    estimates = explanation.estimates
+    if estimates is not None:
         print(
             f"ρ̂ = {estimates.rho:.4g}, β̂ = {estimates.beta:.4g}, δ̂ = {estimates.delta:.4g}"
         )
@@ -368,25 +329,43 @@ def explain(
         print("\n".join(chart(explanation)))
 
 
+def _print_json(explanation: "Explanation") -> None:
+    points = zip(explanation.candidates, explanation.curve, strict=True)
+    fields = {
+        "round": explanation.round,
+        "tau": explanation.tau,
+        "eta": explanation.eta,
+        "corrected": explanation.corrected,
+        "reason": explanation.reason,
+        "curve": [{"tau": int(tau), "G": float(bound)} for tau, bound in points],
+    }
+    if explanation.work is not None:
+        fields["work"] = explanation.work
+    print(json.dumps(fields))
+
+
 def work_table(work: dict[str, Any]) -> list[str]:
-    """Every node's updates, and how long it waited; nothing where there are too many."""
+    """Return lines with each node's updates and idle time; none for too many nodes.
+
+    Args:
+      work: the field `work` of a round's record.
+    """
     if not work["node"]:
         return []
-    rows = zip(work["node"], work["updates"], work["idle"], work["idle_equal"], strict=True)
-    return [
-        "node  updates  waited  with the same τ",
-        *(
-            f"{node:4d}  {updates:7d}  {idle:6.0%}  {equal:15.0%}"
-            for node, updates, idle, equal in rows
-        ),
-    ]
+    lines = ["node  updates  idle  idle at equal τ"]
+    for node, updates, idle, idle_equal in zip(
+        work["node"], work["updates"], work["idle"], work["idle_equal"], strict=True
+    ):
+        lines.append(f"{node:4d}  {updates:7d}  {idle:4.0%}  {idle_equal:15.0%}")
+    return lines
 
 
 def chart(explanation: "Explanation") -> list[str]:
-    """The curve as bars, thinned, always with the chosen τ; a longer bar is a worse bound on the loss.
+    """Return lines that draw G(τ) as bars; a longer bar is a worse bound on the loss.
 
-    G grows by many powers of ten beyond its minimum, and what matters is near it. The root of log(G / smallest G) shows
-    both: around the minimum it grows by steps of τ, further on with the number of powers of ten.
+    About 20 values of τ are drawn, the chosen τ among them. G grows by many powers of ten
+    beyond its minimum. The square root of log(G / smallest G) shows both: differences
+    near the minimum, and the number of powers of ten far from it.
     """
     import numpy as np
 
@@ -395,19 +374,19 @@ def chart(explanation: "Explanation") -> list[str]:
         return ["G is not finite at any τ"]
     low = float(finite.min())
     longest = _length(float(finite.max()), low)
-    spaced = np.unique(
-        np.geomspace(1, len(explanation.candidates), _BARS).round().astype(int)
-    )
+    marked = {"smallest": explanation.minimum or 1, "chosen": explanation.tau}
+    candidates = explanation.candidates
+    spaced = np.geomspace(1, len(candidates), _BARS).round().astype(int)
+    drawn = {*spaced.tolist(), *marked.values()} & set(candidates.tolist())
     lines = ["   τ  G(τ)       bars: √ of log(G / smallest G)"]
-    special = {"smallest": explanation.minimum or 1, "chosen": explanation.tau}
-    for tau in sorted(
-        {*spaced.tolist(), *special.values()} & set(explanation.candidates.tolist())
-    ):
+    for tau in sorted(drawn):
         value = float(explanation.curve[tau - 1])
-        share = _length(value, low) / longest if longest > 0 and np.isfinite(value) else 0.0
-        bar = "█" * (1 + round(share * (_WIDTH - 1))) if np.isfinite(value) else "∞"
-        marks = [mark for mark, of in special.items() if of == tau]
-        lines.append(f"{tau:4d}  {value:<10.5g} {bar} {' and '.join(marks)}".rstrip())
+        bar = "∞"
+        if math.isfinite(value):
+            share = _length(value, low) / longest if longest > 0 else 0.0
+            bar = "█" * (1 + round(share * (_BAR_WIDTH - 1)))
+        marks = " and ".join(mark for mark, at in marked.items() if at == tau)
+        lines.append(f"{tau:4d}  {value:<10.5g} {bar} {marks}".rstrip())
     return lines
 
 

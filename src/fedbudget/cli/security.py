@@ -1,7 +1,4 @@
-"""`fedbudget certs`.
-
-`fedbudget tokens`: who may take part, by a token for each node.
-"""
+"""`fedbudget certs` and `fedbudget tokens`: certificates, and tokens of nodes."""
 
 import shlex
 from pathlib import Path
@@ -12,24 +9,32 @@ from fedbudget.cli.options import command
 from fedbudget.errors import UserError
 from fedbudget.settings.option import REQUIRED, option
 
+NAME: str = option(REQUIRED, "The node's name, as in join --name.", argument=True)
+FILE: Path = option(Path("tokens"), "The file of tokens, as in serve --token-file.")
+
+app = typer.Typer(
+    help="Create and revoke tokens of nodes.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
 
 @command
 def certs(
     *,
     folder: Path = option(
-        Path("certs"), "Where they go. A CA that is there already is used.", argument=True
+        Path("certs"), "The folder to write; a CA in it is reused.", argument=True
     ),
     host: tuple[str, ...] = option(
         (),
-        "A name or IP address by which nodes reach the aggregator; may be repeated.",
+        "A name or IP address by which nodes reach the aggregator; repeatable.",
         shown="localhost, 127.0.0.1, ::1, unless the aggregator has a certificate",
     ),
-    node: tuple[str, ...] = option(
-        (), "A node that gets a certificate of its own; may be repeated."
-    ),
-    days: int = option(365, "How long certificates are valid."),
+    node: tuple[str, ...] = option((), "A node that needs a certificate; repeatable."),
+    days: int = option(365, "Validity of the certificates in days."),
 ) -> None:
-    """Make a small CA and certificates, for encryption in a trial.
+    """Create a small CA and certificates, for encryption in a trial.
 
     Examples:
 
@@ -51,41 +56,30 @@ def certs(
     for file in certificates.make(folder, hosts=hosts, nodes=node, days=days):
         print(file)
 
-    ca, cert, key = (
-        shlex.quote(str(folder / name))
-        for name in ("ca.pem", "aggregator.pem", "aggregator.key")
+    def path(name: str) -> str:
+        return shlex.quote(str(folder / name))
+
+    address = "HOST:PORT"
+    if hosts:
+        address = join_address(hosts[0].strip("[]"), DEFAULT_PORT)
+    serve = (
+        f"fedbudget serve --cert {path('aggregator.pem')} --key {path('aggregator.key')}"
     )
-    serve = f"fedbudget serve --cert {cert} --key {key}"
-    join = f"fedbudget join {join_address(hosts[0].strip('[]'), DEFAULT_PORT) if hosts else 'HOST:PORT'} --ca {ca}"
+    join = f"fedbudget join {address} --ca {path('ca.pem')}"
+    each = "each node"
     if node:
-        own = [
-            shlex.quote(str(folder / f"{node[0]}.{suffix}")) for suffix in ("pem", "key")
-        ]
-        serve, join = f"{serve} --client-ca {ca}", f"{join} --cert {own[0]} --key {own[1]}"
+        serve += f" --client-ca {path('ca.pem')}"
+        join += f" --cert {path(f'{node[0]}.pem')} --key {path(f'{node[0]}.key')}"
+        each = "each node, with its own certificate"
     print(f"\nat the aggregator:\n  {serve} ...")
-    print(
-        f"at {'each node, with its own certificate' if node else 'each node'}:\n  {join} ..."
-    )
-    print(
-        f"{shlex.quote(str(folder / 'ca.key'))} makes further certificates; keep it where neither of them runs"
-    )
-
-
-NAME: str = option(REQUIRED, "The node's name, as of join --name.", argument=True)
-FILE: Path = option(Path("tokens"), "The file of tokens, as of serve --token-file.")
-
-app = typer.Typer(
-    help="Give nodes tokens of their own, and take them back.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-)
+    print(f"at {each}:\n  {join} ...")
+    print(f"{path('ca.key')} signs further certificates; keep it on another machine")
 
 
 @app.command()
 @command
 def add(*, name: str = NAME, file: Path = FILE) -> None:
-    """Give a node a token; it is printed once, for the node's own file.
+    """Create a token for a node and print it once, for the node's own file.
 
     Examples:
 
@@ -101,7 +95,7 @@ def add(*, name: str = NAME, file: Path = FILE) -> None:
 @app.command()
 @command
 def revoke(*, name: str = NAME, file: Path = FILE) -> None:
-    """Take a node's token back; an aggregator that runs drops the node within seconds.
+    """Revoke a node's token; a running aggregator drops the node within seconds.
 
     Examples:
 
@@ -115,7 +109,7 @@ def revoke(*, name: str = NAME, file: Path = FILE) -> None:
 @app.command("list")
 @command
 def list_names(*, file: Path = FILE) -> None:
-    """Print the names of nodes that have a token; tokens are not shown.
+    """Print the names of nodes with a token, without the tokens.
 
     Examples:
 

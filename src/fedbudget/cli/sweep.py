@@ -1,7 +1,4 @@
-"""`fedbudget sweep`.
-
-`fedbudget reproduce`.
-"""
+"""`fedbudget sweep` and `fedbudget reproduce`: many runs, with their progress."""
 
 import json
 import sys
@@ -16,11 +13,12 @@ from fedbudget.cli.options import JOBS, EngineOptions, Given, OutputOptions, com
 from fedbudget.settings.option import REQUIRED, option
 
 if TYPE_CHECKING:
+    from fedbudget.experiments.reproduce import FigureResult
     from fedbudget.experiments.sweep import Progress
 
 SWEEPS = Path("sweeps")
-_ROWS = 40  # that are shown, at most
-_PACE = 600.0  # seconds of the past from which the time left is figured; runs can be long
+_MAX_ROWS = 40  # shown of a table
+_SPEED_PERIOD = 600.0  # seconds; runs can be long, so the time left needs a long average
 
 
 @command
@@ -35,28 +33,34 @@ def sweep(
     ),
     jobs: int | None = JOBS,
     backend: str | None = option(
-        None, "Of joblib: loky or dask.", "engine", shown="loky", values=("loky", "dask")
+        None,
+        "The backend of joblib: loky or dask.",
+        "engine",
+        shown="loky",
+        values=("loky", "dask"),
     ),
     engine: EngineOptions,
     output: OutputOptions,
 ) -> None:
     """Make a run for every cell of a grid over settings and seeds.
 
-    Runs are made in parallel. The file has settings, as the config.toml of a run, and a table of those that vary:
+    Runs are made in parallel. The file has settings, as the config.toml of a run, and a
+    table of those that vary:
 
     \b
-      task = "svm-sgd-mnist"       # settings to start from; may be left out
+      task = "svm-sgd-mnist"       # settings to start from; optional
       budget = ["time=5s"]
-      each = "run"                 # or "round", for a row of each round
+      each = "run"                 # or "round", for one row per round
       [grid]                       # all combinations, the first key slowest
       case = [1, 2]                # short for partition = ["case:1", "case:2"]
       tau = ["adaptive", 1, 10]
       seeds = 15                   # short for seed = [0, 1, ..., 14]
 
-    All figures are in results.parquet in the sweep's folder. What is done stays done: after Ctrl-C, or when the grid
-    has grown, the same command makes only the runs that are missing, here or on a cluster: with --engine ray, runs are
-    made on the machines of a Ray cluster, which need fedbudget and the data where this one has them. With
-    costs = "measured" use --jobs 1, or runs measure each other.
+    All figures are in results.parquet in the sweep's folder. Finished runs are kept: after
+    Ctrl-C, or with a larger grid, the same command makes only the missing runs. With
+    --engine ray, runs are made on the machines of a Ray cluster. They need fedbudget, and
+    the data at the same paths. With costs = "measured", use --jobs 1, because parallel
+    runs slow each other down.
 
     Examples:
 
@@ -70,20 +74,20 @@ def sweep(
     """
     from fedbudget.experiments.sweep import RESULTS, Sweep, means, run
 
-    asked = Sweep.read(file, data_dir=given["data_dir"])
+    grid = Sweep.read(file, data_dir=given["data_dir"])
     folder = output.out or SWEEPS / file.stem
     done = failed = 0
     try:
-        with showing(quiet=output.json) as show:
+        with sweep_progress(quiet=output.json) as show:
 
-            def progress(now_done: int, of: int, now_failed: int) -> None:
+            def progress(now_done: int, total: int, now_failed: int) -> None:
                 nonlocal done, failed
                 done = now_done
                 failed = now_failed
-                show(done, of, failed)
+                show(done, total, failed)
 
-            found = run(
-                asked,
+            table = run(
+                grid,
                 folder,
                 jobs=jobs,
                 backend=backend,
@@ -92,146 +96,58 @@ def sweep(
                 ray_address=engine.ray_address,
             )
     except KeyboardInterrupt:
-        kept = f"{done - failed} of {len(asked.cells)} runs are done"
         print(
-            f"fedbudget: interrupted; {kept}, and the same command goes on from there",
+            f"fedbudget: interrupted; {done - failed} of {len(grid.cells)} runs are done; "
+            "run the same command to continue",
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
-    rows = means(found) if asked.each == "run" else None
+
+    results = folder / RESULTS
+    rows = means(table) if grid.each == "run" else None
     if output.json:
-        summary = {} if rows is None else {"means": rows}
-        print(
-            json.dumps(
-                {
-                    "results": str(folder / RESULTS),
-                    "runs": done,
-                    "failed": failed,
-                    **summary,
-                }
-            )
-        )
+        counts = {"results": str(results), "runs": done, "failed": failed}
+        print(json.dumps(counts if rows is None else {**counts, "means": rows}))
     else:
         if rows is not None:
             _print_means(rows)
-        print(f"results: {folder / RESULTS}, {found.num_rows} rows")
+        print(f"results: {results}, {table.num_rows} rows")
     if failed:
-        first = next(error for error in found["error"].to_pylist() if error is not None)
+        first = next(error for error in table["error"].to_pylist() if error is not None)
         print(
-            f"fedbudget: {failed} of {len(asked.cells)} runs failed; the first: {first}",
+            f"fedbudget: {failed} of {len(grid.cells)} runs failed; the first: {first}",
             file=sys.stderr,
         )
         raise typer.Exit(1)
-
-
-@contextmanager
-def showing(*, quiet: bool) -> "Iterator[Progress]":
-    """Gives what shows how far the sweep is: a bar on a terminal, a line now and then elsewhere, nothing when quiet."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    if quiet:
-        yield lambda done, of, failed: None
-        return
-    if not console.is_terminal:
-        yield _plain_lines()
-        return
-    elapsed = TimeElapsedColumn()
-    left = TimeRemainingColumn()
-    columns = (
-        "runs",
-        BarColumn(),
-        MofNCompleteColumn(),
-        "{task.description}",
-        elapsed,
-        "left:",
-        left,
-    )
-    with Progress(
-        *columns, console=console, transient=True, speed_estimate_period=_PACE
-    ) as bar:
-
-        def show(done: int, of: int, failed: int) -> None:
-            if not bar.tasks:
-                bar.add_task(
-                    "0 failed", total=of, completed=done
-                )  # what was done before tells nothing about the pace
-            bar.update(
-                bar.tasks[0].id, completed=done, total=of, description=f"{failed} failed"
-            )
-
-        yield show
-
-
-def _plain_lines() -> "Progress":
-    """A line for about every tenth of the runs."""
-    tenth = -1
-
-    def show(done: int, of: int, failed: int) -> None:
-        nonlocal tenth
-        if done * 10 // of > tenth:
-            tenth = done * 10 // of
-            print(f"{done} of {of} runs done, {failed} failed", file=sys.stderr, flush=True)
-
-    return show
-
-
-def _print_means(rows: list[dict[str, Any]]) -> None:
-    from fedbudget.cli.console import console, plain_table
-
-    print("mean over seeds")
-    table = plain_table(rows[0])
-    for row in rows[:_ROWS]:
-        table.add_row(
-            *("" if value is None else _text(name, value) for name, value in row.items())
-        )
-    console().print(table, highlight=False)
-    if len(rows) > _ROWS:
-        print(f"and {len(rows) - _ROWS} more")
-
-
-def _text(name: str, value: Any) -> str:
-    return f"{value:.4f}" if name in ("loss", "accuracy") else str(value)
-
-
-if TYPE_CHECKING:
-    from fedbudget.experiments.reproduce import FigureResult
 
 
 @command
 def reproduce(
     *,
     figures: tuple[str, ...] = option((), "Figures by name, or all.", argument=True),
-    quick: bool = option(False, "A small grid and few runs, for a first look."),
+    quick: bool = option(False, "Use a small grid and few runs."),
     runs: int | None = option(
         None,
-        "Runs of each setting.",
-        shown="15, as the paper; 2 with --quick; 1 of networks",
+        "Runs per setting.",
+        shown="15, as in the paper; 2 with --quick; 1 for networks",
     ),
     with_cnn: bool = option(
-        False, "Let all include the networks and the tuned rivals, which take hours."
+        False, "With all: include the networks and the tuned rivals, which take hours."
     ),
-    out: Path = option(Path("reproduction"), "Where figures and report go."),
+    out: Path = option(Path("reproduction"), "The folder of figures and report."),
     engine: str = option(
         "in-process",
-        "What makes the runs: in-process, or network, which is the prototype's experiment for real (figures that begin "
-        "with instantaneous).",
+        "The engine of the runs: in-process, or network for the prototype's experiment "
+        "with real nodes (figures whose name begins with instantaneous).",
     ),
     jobs: int | None = JOBS,
     given: Given,
 ) -> None:
     """Repeat the paper's evaluation: its figures and its claims.
 
-    Each figure has a folder with its picture (PNG and SVG) and the runs behind it (Parquet); report.md and report.html
-    show all figures that are there, and which of the paper's claims hold. What is done stays done: after Ctrl-C the
-    same command goes on.
+    Each figure has a folder with its picture (PNG and SVG) and its runs (Parquet).
+    report.md and report.html show all figures in the folder and whether the paper's claims
+    hold. Finished runs are kept: after Ctrl-C, run the same command to continue.
 
     Examples:
 
@@ -249,19 +165,18 @@ def reproduce(
         from fedbudget.settings.network import require_network
 
         require_network()
-    from fedbudget.data.published import DatasetMissing
-    from fedbudget.experiments import reproduce as work
-    from fedbudget.experiments.reproduce import write_report
 
-    chosen = work.choose(figures, with_cnn=with_cnn, engine=engine)
+    from fedbudget.data.published import DatasetMissing
+    from fedbudget.experiments import reproduce as reproduction
+
+    chosen = reproduction.choose(figures, with_cnn=with_cnn, engine=engine)
     for number, figure in enumerate(chosen, start=1):
-        print(
-            f"figure {number} of {len(chosen)}: {figure.name}", file=sys.stderr, flush=True
-        )
+        title = f"figure {number} of {len(chosen)}: {figure.name}"
+        print(title, file=sys.stderr, flush=True)
         try:
-            size = work.grid_size(figure, runs=runs, quick=quick)
-            with showing(quiet=False) as progress:
-                work.make(
+            size = reproduction.grid_size(figure, runs=runs, quick=quick)
+            with sweep_progress(quiet=False) as progress:
+                reproduction.make(
                     figure,
                     out,
                     size,
@@ -273,30 +188,105 @@ def reproduce(
         except DatasetMissing as error:
             if len(chosen) == 1:
                 raise
-            print(f"left out: {error}", file=sys.stderr)
-    made = work.read_figures(out)
-    _print_claims(made)
-    for page in write_report(made, out):
+            print(f"skipped: {error}", file=sys.stderr)
+    results = reproduction.read_figures(out)
+    _print_claims(results)
+    for page in reproduction.write_report(results, out):
         print(page)
 
 
+@contextmanager
+def sweep_progress(*, quiet: bool) -> "Iterator[Progress]":
+    """Yield a function that shows the progress of runs on standard error.
+
+    It draws a bar on a terminal and prints about ten lines elsewhere.
+
+    Args:
+      quiet: show nothing.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda done, total, failed: None
+        return
+    if not console.is_terminal:
+        yield _plain_lines()
+        return
+    columns = (
+        "runs",
+        BarColumn(),
+        MofNCompleteColumn(),
+        "{task.description}",
+        TimeElapsedColumn(),
+        "left:",
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, speed_estimate_period=_SPEED_PERIOD
+    ) as bar:
+
+        def show(done: int, total: int, failed: int) -> None:
+            if not bar.tasks:
+                # Runs of an earlier command must not count for the speed.
+                bar.add_task("0 failed", total=total, completed=done)
+            text = f"{failed} failed"
+            bar.update(bar.tasks[0].id, completed=done, total=total, description=text)
+
+        yield show
+
+
+def _plain_lines() -> "Progress":
+    """Return a function that prints one line for about every tenth of the runs."""
+    tenth = -1
+
+    def show(done: int, total: int, failed: int) -> None:
+        nonlocal tenth
+        if done * 10 // total > tenth:
+            tenth = done * 10 // total
+            line = f"{done} of {total} runs done, {failed} failed"
+            print(line, file=sys.stderr, flush=True)
+
+    return show
+
+
+def _print_means(rows: list[dict[str, Any]]) -> None:
+    from fedbudget.cli.console import console, plain_table
+
+    def text(name: str, value: Any) -> str:
+        if value is None:
+            return ""
+        return f"{value:.4f}" if name in ("loss", "accuracy") else str(value)
+
+    print("mean over seeds")
+    table = plain_table(rows[0])
+    for row in rows[:_MAX_ROWS]:
+        table.add_row(*(text(name, value) for name, value in row.items()))
+    console().print(table, highlight=False)
+    if len(rows) > _MAX_ROWS:
+        print(f"and {len(rows) - _MAX_ROWS} more")
+
+
 def _print_expected(runs: int, seconds: float) -> None:
-    length = (
-        f"{seconds / 3600:.1f} hours"
-        if seconds >= 2 * 3600
-        else f"{max(1, round(seconds / 60))} minutes"
-    )
-    print(
-        f"{runs} runs to make, which will take about {length}", file=sys.stderr, flush=True
-    )
+    duration = f"{max(1, round(seconds / 60))} minutes"
+    if seconds >= 2 * 3600:
+        duration = f"{seconds / 3600:.1f} hours"
+    print(f"{runs} runs to make, about {duration}", file=sys.stderr, flush=True)
 
 
-def _print_claims(made: "list[FigureResult]") -> None:
+def _print_claims(results: "list[FigureResult]") -> None:
     from fedbudget.cli.console import console, plain_table
 
     headings = ("holds", "claim", "measured")
     table = plain_table(headings, left=headings)
-    for each in made:
-        for claim in each.claims:
+    for result in results:
+        for claim in result.claims:
             table.add_row("yes" if claim.holds else "NO", claim.text, claim.measured)
     console().print(table, highlight=False)

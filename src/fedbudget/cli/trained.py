@@ -1,17 +1,19 @@
-"""`fedbudget evaluate`.
-
-`fedbudget predict`.
-
-`fedbudget export`.
-"""
+"""`fedbudget evaluate`, `predict` and `export`: the use of trained models."""
 
 import json
 import sys
 from pathlib import Path
 
-from fedbudget.cli.options import OWN_MODEL, RUN, Given, OutputOptions, command
+from fedbudget.cli.options import (
+    OWN_MODEL,
+    RUN,
+    Given,
+    OutputOptions,
+    command,
+    settings_from,
+)
 from fedbudget.settings.option import REQUIRED, option, paths_from
-from fedbudget.trained.formats import ExportFormat
+from fedbudget.trained import ExportFormat
 
 
 @command
@@ -20,7 +22,7 @@ def evaluate(
     run: Path = RUN,
     dataset: str = option(
         REQUIRED,
-        "A dataset's name, a path, or NAME.py:NAME; its test samples if any, else all.",
+        "A dataset's name, a path, or FILE.py:NAME; its test samples if any, else all.",
     ),
     model: str | None = OWN_MODEL,
     given: Given,
@@ -38,24 +40,20 @@ def evaluate(
 
       fedbudget evaluate runs/NAME --dataset digits --model net.py:Net
     """
-    from fedbudget.cli.options import settings_from
-    from fedbudget.experiments.evaluate import evaluate as apply
+    from fedbudget.experiments.evaluate import evaluate as apply_model
     from fedbudget.runs.folder import Run
     from fedbudget.runs.text import metrics_text
 
-    options = settings_from(
-        {name: given[name] for name in ("target", "drop")}
-    ).table_options()
-    result = apply(Run.open(run), dataset, options, given["data_dir"], model=model)
+    settings = settings_from({name: given[name] for name in ("target", "drop")})
+    result = apply_model(
+        Run.open(run), dataset, settings.table_options(), given["data_dir"], model=model
+    )
     if output.json:
         print(json.dumps(vars(result)))
         return
+    loss = f"{result.samples} samples: loss {result.loss:.4f}"
     metrics = metrics_text(result.accuracy, result.metrics, result.to_beat)
-    print(
-        ", ".join(
-            filter(None, (f"{result.samples} samples: loss {result.loss:.4f}", metrics))
-        )
-    )
+    print(", ".join(filter(None, (loss, metrics))))
 
 
 @command
@@ -64,20 +62,23 @@ def predict(
     run: Path = RUN,
     data: Path = option(
         REQUIRED,
-        "New samples: a .csv, a .npz with an array x, or a Python file and a name in it, ward.py:samples.",
+        "New samples: a .csv, a .npz with an array x, or FILE.py:NAME, ward.py:samples.",
         values=lambda start: paths_from(start, ".csv", ".npz"),
     ),
     out: Path | None = option(None, "The .csv to write.", shown="the screen"),
     drop: tuple[str, ...] = option(
-        (), "CSV columns to leave out, besides those of training: id,date.", commas=True
+        (),
+        "CSV columns to ignore, in addition to those of training: id,date.",
+        commas=True,
     ),
     model: str | None = OWN_MODEL,
 ) -> None:
     """Predict for new samples with a trained model.
 
-    Classes have their names, with a probability for each where the model has them, and numbers their own unit. Columns
-    of a .csv are found by their names, in any order; the target may be there or not. What is no feature, such as an ID,
-    stands beside the predictions.
+    Classes are printed by name, with their probabilities if the model has them. Numbers
+    are in their original unit. Columns of a .csv are found by name, in any order, and the
+    target column is optional. Columns that are not features, such as an ID, are copied
+    next to the predictions.
 
     Examples:
 
@@ -88,16 +89,16 @@ def predict(
       fedbudget predict runs/NAME --data ward.py:samples --model net.py:Net
     """
     from fedbudget import durable_files
-    from fedbudget.experiments.evaluate import predict as predict_for
+    from fedbudget.experiments.evaluate import predict as predict_samples
     from fedbudget.trained.model import load
 
-    found = predict_for(load(run, model=model), data, drop)
-    for remark in found.remarks:
+    predictions = predict_samples(load(run, model=model), data, drop)
+    for remark in predictions.remarks:
         print(f"fedbudget: {remark}", file=sys.stderr)
     if out is None:
-        print(found.to_csv(), end="")
+        print(predictions.to_csv(), end="")
     else:
-        durable_files.replace(out, found.to_csv().encode())
+        durable_files.replace(out, predictions.to_csv().encode())
         print(out)
 
 
@@ -107,14 +108,15 @@ def export(
     run: Path = RUN,
     to: ExportFormat = option(
         REQUIRED,
-        "torch (a program, or your own module's state_dict), onnx (a graph), or numpy (a .npz).",
+        "torch (a program, or your own module's state_dict), onnx (a graph), or numpy "
+        "(a .npz).",
     ),
     out: Path | None = option(None, "The file to write.", shown="in the run's folder"),
     model: str | None = OWN_MODEL,
 ) -> None:
     """Write a trained model to a file for other programs.
 
-    Graphs and programs take features as they are outside, and standardise and scale them as at training.
+    Graphs and programs take raw features, and standardise and scale them as in training.
 
     Examples:
 

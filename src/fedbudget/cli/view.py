@@ -1,6 +1,6 @@
-"""What a person sees of a run: a live view on a terminal, a plain log elsewhere, and the result at the end.
+"""Display of a run: a live view on a terminal, a plain log elsewhere, and the result.
 
-The view goes to standard error, so that results on standard output can be piped on.
+View and log go to standard error, so that standard output can be piped.
 """
 
 import json as jsonlib
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedbudget.cli.console import plain_table
-from fedbudget.cli.dashboard import beside
+from fedbudget.cli.dashboard import run_dashboard
 from fedbudget.cli.forecast import interval_text
 from fedbudget.cli.options import OutputOptions
 from fedbudget.data.dataset import Dataset
@@ -35,11 +35,15 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.text import metrics_text, spread_text
 from fedbudget.trackers.tracker import Tracker
 
-PRIVACY = "privacy"  # as budgets have it
-_PATIENCE = 1.0  # seconds before a person is told what takes so long
+PRIVACY = "privacy"  # the resource of this name
+LOSSES = (
+    "loss: latest parameters; loss wᶠ: best parameters so far; both on the round's "
+    "samples, so both can rise"
+)
+_NOTICE_SECONDS = 1.0  # of preparation before a notice
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget
-_NODES = 12  # of those shown, at most
-_ROUNDS = 12  # the same of the latest
+_MAX_NODES = 12  # shown in the live view
+_MAX_ROUNDS = 12  # shown in the live view, the latest ones
 _WIDTHS = {
     "round": 5,
     "τ": 4,
@@ -54,9 +58,33 @@ _WIDTHS = {
     "ε": 7,
     "spent": 6,
 }
-"""All columns of a table of rounds, and how wide they are in a plain log."""
-_NEVER_TOLD = ("loss", "loss wᶠ", "ρ̂", "β̂", "δ̂")  # by nodes of a private run
-LOSSES = "loss: of the latest parameters; loss wᶠ: of the best so far; both on the round's samples, so either can rise"
+"""All columns of a table of rounds, and their widths in a plain log."""
+_NOT_PRIVATE = ("loss", "loss wᶠ", "ρ̂", "β̂", "δ̂")  # not reported in a private run
+
+
+def make_run(
+    prepared: PreparedRun,
+    output: OutputOptions,
+    trackers: Sequence[Tracker],
+    folder: Path | None = None,
+) -> Result:
+    """Execute a prepared run and show its progress.
+
+    Args:
+      prepared: the run.
+      output: the output options of the command.
+      trackers: started and stopped with the run.
+      folder: of a resumed run; None for `output.out` or a new folder.
+    """
+    folder = folder or output.out or default_folder(prepared.settings)
+    if not output.json:
+        print_data_remarks(prepared.dataset)
+        print_privacy_remarks(prepared)
+    with (
+        run_dashboard(folder, wanted=output.dashboard),
+        watching(prepared, quiet=output.json) as callbacks,
+    ):
+        return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
 
 
 @contextmanager
@@ -64,14 +92,23 @@ def preparing(
     launched: AbstractContextManager[PreparedRun],
     what: str = "preparing, on first use kernels are compiled",
 ) -> Iterator[PreparedRun]:
-    """The run, when it is ready. A person is told when that takes long; a log should hold nothing but what happened, so
-    that kernels are in it where they are compiled."""
+    """Yield the prepared run; print a notice if preparation takes more than a second.
+
+    The notice appears on a terminal only. A log has a line for compilation alone, when
+    kernels are in fact compiled.
+
+    Args:
+      launched: prepares the run when it is entered.
+      what: start of the notice.
+    """
     notice = threading.Timer(
-        _PATIENCE, lambda: print(f"{what}, which takes some seconds", file=sys.stderr)
+        _NOTICE_SECONDS, lambda: print(f"{what}; this takes some seconds", file=sys.stderr)
     )
     notice.daemon = True
     with ExitStack() as stack:
-        stack.enter_context(on_compiling(tell_of_compiling))
+        stack.enter_context(
+            on_compiling(lambda: print(COMPILING, file=sys.stderr, flush=True))
+        )
         if sys.stderr.isatty():
             notice.start()
         try:
@@ -81,76 +118,57 @@ def preparing(
         yield prepared
 
 
-def tell_of_compiling() -> None:
-    print(COMPILING, file=sys.stderr, flush=True)
-
-
-def make_run(
-    prepared: PreparedRun,
-    output: OutputOptions,
-    trackers: Sequence[Tracker],
-    folder: Path | None = None,
-) -> Result:
-    """Makes a run that is ready, and shows it while it is made.
-
-    Args:
-      folder: of a run that goes on; otherwise it is the one asked for, or a new one.
-    """
-    folder = folder or output.out or default_folder(prepared.settings)
-    if not output.json:
-        tell_of_data(prepared.dataset)
-        tell_of_privacy(prepared)
-    with (
-        beside(folder, wanted=output.dashboard),
-        watching(prepared, quiet=output.json) as callbacks,
-    ):
-        return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
-
-
-def tell_of_data(dataset: Dataset) -> None:
-    """What a person should know of the data before the start."""
+def print_data_remarks(dataset: Dataset) -> None:
+    """Print remarks and warnings on the data to standard error."""
     for remark in (*dataset.remarks, *dataset.warnings):
-        print(f"data: {UserError(remark).spelled(flag)}", file=sys.stderr, flush=True)
+        _print_remark("data", remark)
 
 
-def tell_of_privacy(prepared: PreparedRun) -> None:
-    """What ε is of, and what it does not cover; nothing where there is none."""
+def print_privacy_remarks(prepared: PreparedRun) -> None:
+    """Print the unit and the limits of ε to standard error; nothing without privacy."""
     settings = prepared.settings
     dataset = prepared.dataset
     if prepared.budget.by_noise is None:
         return
-    per_sample = settings.privacy_unit == "sample"
+    unit = "node"
+    count = settings.nodes or 1
+    remarks = ["ε protects each node with all its samples"]
+    if settings.privacy_unit == "sample":
+        unit = "sample"
+        count = len(dataset.train)
+        remarks = ["ε protects each sample"]
     delta = prepared.budget.delta or 0.0
-    remarks = [
-        "ε is of " + ("each sample" if per_sample else "each node with all its samples")
-    ]
-    if (
-        many := len(dataset.train) if per_sample else settings.nodes or 1
-    ) * delta >= 1 and many > 1:
-        one = "sample" if per_sample else "node"
-        remarks += [
-            f"`privacy_delta` {delta:g} allows a {one} to be told as it is: take less than 1/{many}"
-        ]
+    if count * delta >= 1 and count > 1:
+        remarks.append(
+            f"`privacy_delta` {delta:g} allows one {unit} to be published as it is: "
+            f"set it below 1/{count}"
+        )
     if settings.privacy_noise == "seeded":
-        remarks += [
-            "noise follows from `seed`, and hides nothing from who knows it (else `privacy_noise` secret)"
-        ]
+        remarks.append(
+            "the noise follows from `seed` and hides nothing from those who know the seed; "
+            "otherwise set `privacy_noise` secret"
+        )
     if dataset.standardization is not None:
-        remarks += [
-            "means and deviations of columns are in the model as they are, and ε does not cover them"
-        ]
-    print(
-        f"privacy: {UserError('; '.join(remarks)).spelled(flag)}",
-        file=sys.stderr,
-        flush=True,
-    )
+        remarks.append(
+            "the model contains the exact means and deviations of columns, and ε does not "
+            "cover them"
+        )
+    _print_remark("privacy", "; ".join(remarks))
+
+
+def _print_remark(topic: str, remark: str) -> None:
+    print(f"{topic}: {UserError(remark).spelled(flag)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def watching(prepared: PreparedRun, *, quiet: bool) -> Iterator[Sequence[Callback]]:
-    """Gives callbacks that show a run's rounds as they come; none when quiet.
+    """Yield callbacks that show the rounds of a run.
 
-    Nothing is shown before the first round, so that a mistake found before it is all that there is to read.
+    Nothing is shown before the first round, so that an early error is the only output.
+
+    Args:
+      prepared: the run.
+      quiet: yield no callback.
     """
     console = Console(stderr=True)
     if quiet:
@@ -172,80 +190,91 @@ def watching(prepared: PreparedRun, *, quiet: bool) -> Iterator[Sequence[Callbac
 
 
 def print_result(result: Result, *, json: bool = False) -> None:
-    """The result in a few lines on standard output, or as one JSON object."""
+    """Print the result in a few lines on standard output, or as one JSON object."""
     if json:
         print(jsonlib.dumps(result.to_json()))
         return
-    metrics = metrics_text(result.accuracy, result.metrics, result.to_beat)
-    loss = (
-        ""
-        if math.isnan(result.loss) and result.privacy_delta
-        else f"loss {result.loss:.4f}"
-    )
-    if figures := ", ".join(filter(None, (loss, metrics))):
-        print(figures)
+    figures = [metrics_text(result.accuracy, result.metrics, result.to_beat)]
+    if not (math.isnan(result.loss) and result.privacy_delta):
+        figures.insert(0, f"loss {result.loss:.4f}")
+    if any(figures):
+        print(", ".join(filter(None, figures)))
     if result.spread:
-        print(spread_text(result.spread, "rmse" if result.accuracy is None else "accuracy"))
-    made = f"{result.local_updates} local updates in one place"
-    if result.aggregations:
-        updates = f"{result.local_updates} local updates per node, average τ {result.average_tau:.1f}"
-        made = f"{result.aggregations} aggregations, {updates}"
-    print(
-        f"{made}; {'' if result.stopped_by == 'interrupted' else 'stopped by '}{result.stopped_by}"
-    )
+        print(spread_text(result.spread, _test_metric(result)))
+    print(_work_text(result))
     if result.privacy_delta and result.rounds and result.rounds[-1].t == 0:
         print(
-            "nothing was trained: it ended with the first round, in which nodes only tell how long updates are"
+            "nothing was trained: the run ended with the first round, in which nodes only "
+            "report the norms of their updates"
         )
     for target, reached in result.until.items():
         print(f"target {target} {'reached' if reached else 'not reached'}")
     if result.overfitting is not None:
-        advice = (
-            ""
-            if result.kept_round is not None
-            else "; --keep best-on-test gives the parameters from before"
-        )
-        print(f"{result.overfitting}{advice}")
+        advice = "; to keep the parameters from before, use --keep best-on-test"
+        print(f"{result.overfitting}{advice if result.kept_round is None else ''}")
     if result.kept_round is not None and result.stopped_by != "target":
         print(
-            f"kept: the parameters that round {result.kept_round} began with, the best on test samples"
+            f"kept: the parameters at the start of round {result.kept_round}, the best on "
+            "test samples"
         )
     if result.note:
         print(f"data: {result.note}")
-    for name, limit in result.budget.items():
-        resource = RESOURCES[name]
-        over = result.overshoot[name]
-        beyond = f", {resource.format(over)} over" if over else ""
-        if result.stopped_by in ("target", "plateau"):
-            beyond = f", {resource.format(result.left[name])} left"
-        spent = f"{resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}"
-        if name == PRIVACY:
-            print(
-                f"{name}: ε = {spent} ({result.sources[name]}, at δ = {result.privacy_delta:g})"
-            )
-        else:
-            print(f"{name}: {spent} ({result.sources[name]})")
+    for name in result.budget:
+        print(_spent_text(result, name))
     if "measured" in result.sources.values() and result.trial_seconds:
-        print(
-            f"not in this: {RESOURCES['time'].format(result.trial_seconds)} of trial rounds, before the clock started"
-        )
+        seconds = RESOURCES["time"].format(result.trial_seconds)
+        print(f"not counted: {seconds} of trial rounds before the clock started")
     more = next_forecast(
         result.rounds, result.budget, {"loss": result.loss, "accuracy": result.accuracy}
     )
     if more.loss is not None:
-        print(f"half as much again would bring the loss to {interval_text(more.loss)}")
+        print(f"loss with 50 % more budget: {interval_text(more.loss)}")
     if result.run is not None:
         print(f"run: {result.run}")
 
 
+def _test_metric(figures: Result | RoundRecord) -> str:
+    return "rmse" if figures.accuracy is None else "accuracy"
+
+
+def _work_text(result: Result) -> str:
+    work = f"{result.local_updates} local updates, centralized"
+    if result.aggregations:
+        work = (
+            f"{result.aggregations} aggregations, {result.local_updates} local updates "
+            f"per node, average τ {result.average_tau:.1f}"
+        )
+    end = result.stopped_by
+    return f"{work}; {end if end == 'interrupted' else f'stopped by {end}'}"
+
+
+def _spent_text(result: Result, name: str) -> str:
+    show = RESOURCES[name].format
+    text = f"{show(result.spent[name])} of {show(result.budget[name])} spent"
+    if result.stopped_by in ("target", "plateau"):
+        text += f", {show(result.left[name])} left"
+    elif result.overshoot[name]:
+        text += f", {show(result.overshoot[name])} over"
+    source = result.sources[name]
+    if name == PRIVACY:
+        return f"{name}: ε = {text} ({source}, at δ = {result.privacy_delta:g})"
+    return f"{name}: {text} ({source})"
+
+
 def headings(budget: Mapping[str, float]) -> tuple[str, ...]:
-    """Of a table of rounds: where privacy is limited, ε is in it in place of what nodes do not tell then."""
-    left_out = _NEVER_TOLD if PRIVACY in budget else ("ε",)
-    return tuple(name for name in _WIDTHS if name not in left_out)
+    """Return the headings of a table of rounds.
+
+    A private run has a column for ε, and none for the figures that nodes do not report.
+
+    Args:
+      budget: limits by resource.
+    """
+    hidden = _NOT_PRIVATE if PRIVACY in budget else ("ε",)
+    return tuple(name for name in _WIDTHS if name not in hidden)
 
 
 def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
-    """A round as a row of text, under the headings of a table of rounds."""
+    """Return a round as a row of texts, one for each of the `headings`."""
 
     def number(value: float | None, form: str = ".4f") -> str:
         return "" if value is None else format(value, form)
@@ -262,17 +291,18 @@ def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
         "β̂": number(record.beta, ".3f"),
         "δ̂": number(record.delta, ".3f"),
         "ε": number(record.spent.get(PRIVACY), ".4g"),
-        "spent": f"{_share(record, budget):.0%}",
+        "spent": f"{_spent_share(record, budget):.0%}",
     }
     return tuple(texts[name] for name in headings(budget))
 
 
-def _share(record: RoundRecord, budget: Mapping[str, float]) -> float:
-    """How much is spent of the resource that there is least left of."""
+def _spent_share(record: RoundRecord, budget: Mapping[str, float]) -> float:
+    """Return the largest spent share of any resource."""
     return max(record.spent[name] / limit for name, limit in budget.items())
 
 
 def rounds_table(records: list[RoundRecord], budget: Mapping[str, float]) -> Table:
+    """Return a table of rounds."""
     table = plain_table(headings(budget), left=("chosen by",), no_wrap=True)
     for record in records:
         table.add_row(*cells(record, budget))
@@ -288,58 +318,52 @@ class _LiveView:
         self._budget = prepared.budget.limits
         self._records: list[RoundRecord] = []
         self._forecasts = LatestForecast()
-        self._metrics = self._spread = ""
+        self._metrics = ""
+        self._spread = ""
 
     def add(self, record: RoundRecord) -> Group:
         self._records.append(record)
         if record.accuracy is not None or record.metrics:
             self._metrics = metrics_text(record.accuracy, record.metrics or {})
         if record.spread:
-            self._spread = spread_text(
-                record.spread, "rmse" if record.accuracy is None else "accuracy"
-            )
-        gauges = Table.grid(padding=(0, 1))
-        for name, limit in self._budget.items():
-            resource = RESOURCES[name]
-            spent = record.spent[name]
-            amounts = f"{resource.format(spent)} of {resource.format(limit)}"
-            gauges.add_row(
-                name,
-                ProgressBar(total=limit, completed=min(spent, limit), width=40),
-                amounts,
-            )
+            self._spread = spread_text(record.spread, _test_metric(record))
+        lines = [self._metrics, self._spread]
+        if PRIVACY not in self._budget:
+            lines.append(_forecast_text(self._forecasts.of(self._records, self._budget)))
         parts: list[RenderableType] = [
             Text(self._title, style="bold"),
-            gauges,
-            *(Text(line) for line in (self._metrics, self._spread) if line),
+            self._gauges(record),
+            *(Text(line) for line in lines if line),
+            rounds_table(self._records[-_MAX_ROUNDS:], self._budget),
         ]
-        if PRIVACY in self._budget:
-            parts += [rounds_table(self._records[-_ROUNDS:], self._budget)]
-        else:
-            parts += [
-                Text(_forecast_text(self._forecasts.of(self._records, self._budget))),
-                rounds_table(self._records[-_ROUNDS:], self._budget),
-                Text(LOSSES, style="dim"),
-            ]
+        if PRIVACY not in self._budget:
+            parts.append(Text(LOSSES, style="dim"))
         if nodes := self._node_statuses():
             parts += [Text(""), nodes_table(nodes)]
         return Group(*parts)
 
+    def _gauges(self, record: RoundRecord) -> Table:
+        gauges = Table.grid(padding=(0, 1))
+        for name, limit in self._budget.items():
+            show = RESOURCES[name].format
+            spent = record.spent[name]
+            bar = ProgressBar(total=limit, completed=min(spent, limit), width=40)
+            gauges.add_row(name, bar, f"{show(spent)} of {show(limit)}")
+        return gauges
+
 
 def _forecast_text(forecast: Forecast) -> str:
     if forecast.loss is None:
-        return f"loss at the end not known: {forecast.reason}"
-    accuracy = (
-        ""
-        if forecast.accuracy is None
-        else f"\naccuracy at the end {interval_text(forecast.accuracy)}"
-    )
-    return f"loss at the end {interval_text(forecast.loss)} with a chance of {LEVEL:.0%}{accuracy}"
+        return f"loss at the end unknown: {forecast.reason}"
+    text = f"loss at the end {interval_text(forecast.loss)}, {100 * LEVEL:.0f} % interval"
+    if forecast.accuracy is not None:
+        text += f"\naccuracy at the end {interval_text(forecast.accuracy)}"
+    return text
 
 
 def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
-    """Nodes on other machines; of many, those first that there is something to say of."""
-    headings = (
+    """Return a table of remote nodes; of many, absent nodes and missed rounds first."""
+    columns = (
         "node",
         "samples",
         "ms per update",
@@ -349,20 +373,18 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
         "missed",
         "now",
     )
-    table = plain_table(headings, left=("node", "now"), no_wrap=True)
+    table = plain_table(columns, left=("node", "now"), no_wrap=True)
     shown = nodes
-    if len(nodes) > _NODES:
-        shown = sorted(nodes, key=lambda node: (node.state != "away", -(node.missed or 0)))[
-            : _NODES - 1
-        ]
+    if len(nodes) > _MAX_NODES:
+        shown = sorted(nodes, key=lambda node: (node.state != "away", -(node.missed or 0)))
+        shown = shown[: _MAX_NODES - 1]
     for node in shown:
-        cost = "" if node.step_seconds is None else f"{1000 * node.step_seconds:.2f}"
-        work = str(node.updates or ""), "" if node.idle is None else f"{node.idle:.0%}"
         table.add_row(
             node.name,
             f"{node.samples:,}",
-            cost,
-            *work,
+            "" if node.step_seconds is None else f"{1000 * node.step_seconds:.2f}",
+            str(node.updates or ""),
+            "" if node.idle is None else f"{node.idle:.0%}",
             str(node.rounds),
             str(node.missed or ""),
             node.state,
@@ -373,13 +395,13 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
 
 
 def _plain_log(prepared: PreparedRun) -> Callback:
-    """One line now and then, evenly over the budget, with the first rounds and the last."""
+    """Return a callback that prints rounds evenly over the budget, with first and last."""
     budget = prepared.budget.limits
     columns = headings(budget)
     next_share = 0.0
     first = True
 
-    def line(texts: tuple[str, ...]) -> None:
+    def print_row(texts: tuple[str, ...]) -> None:
         aligned = [
             text.rjust(_WIDTHS[name]) for text, name in zip(texts, columns, strict=True)
         ]
@@ -390,11 +412,10 @@ def _plain_log(prepared: PreparedRun) -> Callback:
         if first:
             first = False
             print(f"{prepared.title}; budget {prepared.budget}", file=sys.stderr)
-            line(columns)
-        share = _share(record, budget)
-        if record.round > 3 and share < next_share and record.tau > 0:
-            return
-        next_share = share + 1 / _LOG_LINES
-        line(cells(record, budget))
+            print_row(columns)
+        share = _spent_share(record, budget)
+        if record.round <= 3 or share >= next_share or record.tau <= 0:
+            next_share = share + 1 / _LOG_LINES
+            print_row(cells(record, budget))
 
     return watch

@@ -1,1 +1,1 @@
-"""The web page of runs, live, and the same as one file to keep: both read what runs write, and change nothing."""
+"""The live web page of runs, and the same page as one file; both only read run folders."""

@@ -1,6 +1,6 @@
-"""What the page asks for, and what it gets: JSON from the runs' folder, and events as a run goes on.
+"""The dashboard's web server: JSON from a folder of runs, and events of a live run.
 
-The page on a port of this machine: until it is told to end, or beside a run for as long as that takes.
+`Dashboard` serves the page until Ctrl-C, or in the background of a run.
 """
 
 import asyncio
@@ -33,20 +33,87 @@ from fedbudget.dashboard.access import (
 from fedbudget.dashboard.run_reader import RunIndex, RunReader
 from fedbudget.errors import UserError
 
+PORT = 8700
 POLL_SECONDS = 0.5
-"""Between two looks at a run that is being written."""
+"""Seconds between two reads of a live run."""
 
-_EVENT_ROWS = 200  # rows of an event, about; a page that was not there for a while asks for all anyway
-_KEEP_ALIVE = 15.0  # seconds after which something is sent even when nothing happens, so that nobody hangs up
+_PORTS = 20  # tried from PORT on
+_EVENT_ROWS = 200  # of one event, about; a page with a longer gap requests the whole run
+_KEEP_ALIVE = 15.0  # seconds of silence before a comment keeps the connection open
+
+
+class Dashboard:
+    """The page on an open port. The address is known before the page is served.
+
+    Args:
+      folder: of runs, or of a single run.
+      host: the address to listen on.
+      port: None for 8700, or the next free port.
+      token: required to open the page; None for no token.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        token: str | None = None,
+    ) -> None:
+        index = RunIndex(folder)
+        self._socket = _listen(host, port)
+        self.host = host
+        self.port = int(self._socket.getsockname()[1])
+        self.needs_token = token is not None
+        app = make_app(index, Access(host, token), ending=lambda: self._server.should_exit)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            timeout_graceful_shutdown=2,
+        )
+        self._server = uvicorn.Server(config)
+
+    def address(self, run: str | None = None) -> str:
+        """Return the address of a run's page, or of the list of runs."""
+        host = "localhost" if self.host in ("0.0.0.0", "::") else self.host
+        page = "" if run is None else f"run/{quote(run, safe='')}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/{page}"
+
+    def serve(self) -> None:
+        """Serve the page until Ctrl-C."""
+        # uvicorn raises the interrupt again after an orderly shutdown.
+        with contextlib.suppress(KeyboardInterrupt):
+            self._server.run(sockets=[self._socket])
+
+    @contextmanager
+    def in_background(self) -> Iterator[None]:
+        """Serve the page in a thread while the body executes."""
+        thread = threading.Thread(
+            target=self._server.run,
+            args=([self._socket],),
+            name="fedbudget-dashboard",
+            daemon=True,
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            self._server.should_exit = True
+            thread.join()
 
 
 def make_app(
     index: RunIndex, access: Access, ending: Callable[[], bool] = lambda: False
 ) -> Starlette:
-    """The app.
+    """Return the web app.
 
     Args:
-      ending: whether it is to end, and events with it.
+      index: the runs to show.
+      access: the conditions for access.
+      ending: returns whether the server is shutting down, which ends all events.
     """
 
     def run_page(request: Request) -> Response:
@@ -65,15 +132,12 @@ def make_app(
         return JSONResponse(series.rows(_reader(request).read(), first, last))
 
     def choice(request: Request) -> Response:
-        return JSONResponse(
-            series.choice(_reader(request).read(), request.path_params["number"])
-        )
+        snapshot = _reader(request).read()
+        return JSONResponse(series.choice(snapshot, request.path_params["number"]))
 
     async def events(request: Request) -> Response:
         reader = await run_in_threadpool(_reader, request)
-        last = (
-            request.headers.get("last-event-id") or request.query_params.get("after") or "0"
-        )
+        last = request.headers.get("last-event-id") or request.query_params.get("after", "")
         after = int(last) if last.isdecimal() else 0
         return StreamingResponse(
             _events(request, reader, after, ending), media_type="text/event-stream"
@@ -109,7 +173,7 @@ def make_app(
                 request.scope, 422, str(error)
             ),
             404: lambda request, error: error_response(
-                request.scope, 404, "there is nothing here"
+                request.scope, 404, "page not found"
             ),
         },
     )
@@ -122,7 +186,11 @@ class _NotFound(Exception):
 async def _events(
     request: Request, reader: RunReader, after: int, ending: Callable[[], bool]
 ) -> AsyncIterator[str]:
-    """Rows after a round, as they are written, with gauges and nodes; the last event is the end of the run."""
+    """Yield events with new rows, gauges and nodes, until the run has ended.
+
+    Args:
+      after: the last round that the page has.
+    """
     yield "retry: 1000\n\n"
     generation: int | None = None
     sent: dict[str, Any] = {}
@@ -131,6 +199,7 @@ async def _events(
         last_time = ending()
         snapshot = await run_in_threadpool(reader.read)
         rounds = snapshot.run.rounds
+        ended = snapshot.run.summary is not None
         last = rounds[-1].round if rounds else 0
         if last < after or generation not in (None, snapshot.generation):
             yield _event("reset", {}, last)
@@ -138,14 +207,14 @@ async def _events(
         generation = snapshot.generation
         now = await run_in_threadpool(series.now, snapshot)
         if now != sent or last > after:
-            fresh = [record for record in rounds if record.round > after]
-            kept = await run_in_threadpool(series.thinned, fresh, _EVENT_ROWS)
+            new = [record for record in rounds if record.round > after]
+            kept = await run_in_threadpool(series.thinned, new, _EVENT_ROWS)
             content = {"columns": series.columns(kept), **now}
-            yield _event("now" if snapshot.run.summary is None else "end", content, last)
+            yield _event("end" if ended else "now", content, last)
             sent = now
             after = last
             silence = 0.0
-        if last_time or snapshot.run.summary is not None:
+        if last_time or ended:
             return
         if silence >= _KEEP_ALIVE:
             yield ": nothing new\n\n"
@@ -167,11 +236,9 @@ def _number(request: Request, name: str) -> int:
 
 def _page_file(request: Request) -> Response:
     name = request.path_params["name"]
-    return (
-        _file(name)
-        if name in page_files()
-        else error_response(request.scope, 404, "there is nothing here")
-    )
+    if name not in page_files():
+        return error_response(request.scope, 404, "page not found")
+    return _file(name)
 
 
 def _file(name: str) -> Response:
@@ -187,73 +254,9 @@ def _plotly(request: Request) -> Response:
     )
 
 
-PORT = 8700
-_TRIES = 20  # ports after it, where it is taken
-
-
-class Dashboard:
-    """The page, on a port that is open already, so that its address is known before it is served.
-
-    Args:
-      port: None for the usual one, or the next that is free.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        host: str = "127.0.0.1",
-        port: int | None = None,
-        token: str | None = None,
-    ) -> None:
-        index = RunIndex(folder)
-        self._socket = _listen(host, port)
-        self.host, self.port = host, int(self._socket.getsockname()[1])
-        app = make_app(index, Access(host, token), ending=lambda: self._server.should_exit)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            lifespan="off",
-            ws="none",
-            access_log=False,
-            timeout_graceful_shutdown=2,
-        )
-        self._server = uvicorn.Server(config)
-        self.needs_token = token is not None
-
-    def address(self, run: str | None = None) -> str:
-        """To open in a browser: all runs, or one of them."""
-        host = "localhost" if self.host in ("0.0.0.0", "::") else self.host
-        page = "" if run is None else f"run/{quote(run, safe='')}"
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/{page}"
-
-    def serve(self) -> None:
-        """Until Ctrl-C."""
-        with contextlib.suppress(
-            KeyboardInterrupt
-        ):  # which uvicorn passes on when it has ended in good order
-            self._server.run(sockets=[self._socket])
-
-    @contextmanager
-    def in_background(self) -> Iterator[None]:
-        """In a thread, while something else is done."""
-        thread = threading.Thread(
-            target=self._server.run,
-            args=([self._socket],),
-            name="fedbudget-dashboard",
-            daemon=True,
-        )
-        thread.start()
-        try:
-            yield
-        finally:
-            self._server.should_exit = True
-            thread.join()
-
-
 def _listen(host: str, port: int | None) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for candidate in [port] if port is not None else [*range(PORT, PORT + _TRIES), 0]:
+    for candidate in [*range(PORT, PORT + _PORTS), 0] if port is None else [port]:
         listening = socket.socket(family)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

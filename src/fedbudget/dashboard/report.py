@@ -1,8 +1,9 @@
-"""Runs as one HTML file to keep, to send and to open from disk: charts, library, figures and words are all in it.
+"""Runs as one HTML file that opens from disk: charts, libraries, figures and texts.
 
 Rules here:
-- The file asks for nothing from anywhere, and tells the browser to see to it.
-- Figures are JSON inside the page, with every `<` written as an escape: no text of a run can end the script it is in.
+- The file loads nothing; a content security policy enforces this.
+- Figures are JSON inside the page, with every `<` escaped, so that no text of a run can
+  end its script element.
 """
 
 import html
@@ -16,26 +17,22 @@ from fedbudget import __version__
 from fedbudget.dashboard import series
 from fedbudget.dashboard.access import page_files, plotly_js
 from fedbudget.dashboard.run_reader import RunSnapshot
-from fedbudget.dashboard.series import describe
 
 MAX_CURVES = 300
-"""The most rounds of a run whose G curve is kept."""
+"""Maximum number of G curves per run."""
 
-_MODULES = (
-    "dom.js",
-    "theme.js",
-    "charts.js",
-    "run.js",
-    "compare.js",
-    "report.js",
-)  # each after what it imports
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+# Modules in the order of their imports.
+_MODULES = ("dom.js", "theme.js", "charts.js", "run.js", "compare.js", "report.js")
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:"
+)
 _IMPORT = re.compile(r'^import (?:\* as )?(.*) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?function (\w+)|const (\w+))", re.MULTILINE)
 
 
 def report(runs: Sequence[RunSnapshot]) -> str:
-    """The file's text."""
+    """Return the text of the HTML file."""
     names = ", ".join(snapshot.name for snapshot in runs)
     files = {name: content for name, (content, _) in page_files().items()}
     return f"""<!doctype html>
@@ -66,37 +63,36 @@ def report(runs: Sequence[RunSnapshot]) -> str:
 
 
 def figures(runs: Sequence[RunSnapshot]) -> list[dict[str, Any]]:
-    """What is shown of each run: the page's figures, and G curves."""
+    """Return the figures of each run: those of the page, and G curves."""
     others = [snapshot.run for snapshot in runs]
     result = []
     for snapshot in runs:
         kept = series.thinned(snapshot.run.rounds)
         every = max(1, -(-len(kept) // MAX_CURVES))
-        choices = [
-            series.choice(snapshot, record.round)
-            for record in [*kept[:-1:every], *kept[-1:]]
-        ]
-        result.append(
-            {
-                **series.view(snapshot),
-                "paragraph": describe(snapshot.run, others),
-                "choices": choices,
-            }
-        )
+        drawn = [*kept[:-1:every], *kept[-1:]]
+        own = {
+            "paragraph": series.describe(snapshot.run, others),
+            "choices": [series.choice(snapshot, record.round) for record in drawn],
+        }
+        result.append(series.view(snapshot) | own)
     return result
 
 
 def bundled(files: dict[str, str]) -> str:
-    """The page's modules as one, because a file opened from disk may not import others.
+    """Return the page's modules as one script; a file opened from disk cannot import.
 
-    Each becomes a block with names of its own, which leaves what it exports in an object with the module's name.
+    Each module becomes a function scope that returns its exports as an object.
+
+    Args:
+      files: contents by name.
     """
     blocks = []
     for name in _MODULES:
         exports = [first or second for first, second in _EXPORT.findall(files[name])]
         body = _EXPORT.sub("", _IMPORT.sub(r"const \1 = $\2;", files[name]))
         blocks.append(
-            f"const ${name.removesuffix('.js')} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();\n"
+            f"const ${name.removesuffix('.js')} = (() => {{\n{body}\n"
+            f"return {{ {', '.join(exports)} }};\n}})();\n"
         )
     return "".join(blocks)
 

@@ -1,15 +1,13 @@
-"""A run's folder, read while it may still be written.
+"""Run folders, read while runs may still be written.
 
 Rules here:
-- A record is parsed once. Of a file that has grown only the new lines are read; of one that was replaced, all.
-- The summary is read before the records: where there is one, the records that are read after it are all there are.
-- Half a line at the end is one that is being written; it is read when it is whole.
-
-The runs in a folder, by name.
-
-Rules here:
-- A name that somebody asks for is looked up in a listing of the folder, and never joined to a path.
-- What a link leads to outside of the folder is not there.
+- A record is parsed once. If the file has grown, only new lines are read; if it was
+  replaced, all lines are.
+- The summary is read before the records. If it exists, the records read after it are
+  complete.
+- An incomplete last line is still being written; it is read when it is complete.
+- A requested name is looked up in a listing of the folder, and never joined to a path.
+- Links that lead out of the folder are ignored.
 """
 
 import threading
@@ -34,16 +32,19 @@ from fedbudget.runs.overview import UNREADABLE, figures, newest_first, state_of,
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.settings import Settings
 
+_READ = (CONFIG, ROUNDS, SUMMARY, NODES)
+
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """A run as it was when it was read.
+    """A run at the time it was read.
 
     Args:
-      nodes: what `nodes.json` says, if there is one.
-      written: when the last record was, in seconds since 1970.
-      generation: another number when records were taken back, as a run that goes on from a checkpoint does.
-      forecasts: of this run, the last one kept between snapshots.
+      run: settings, records and summary.
+      nodes: the content of `nodes.json`; None without the file.
+      written: time of the last record, in seconds since 1970.
+      generation: changes when records were taken back, as by a run that is resumed.
+      forecasts: cache of the run's forecast, shared by its snapshots.
     """
 
     run: Run
@@ -58,18 +59,21 @@ class RunSnapshot:
 
     @property
     def state(self) -> str:
+        """State of the run, such as running or finished."""
         rounds = self.run.rounds
         seconds_per_round = rounds[-1].wall / len(rounds) if rounds else 0.0
-        status = (
-            None
-            if self.run.summary is None
-            else str(self.run.summary.get("status", "finished"))
-        )
+        status = None
+        if self.run.summary is not None:
+            status = str(self.run.summary.get("status", "finished"))
         return state_of(self.run.path, status, seconds_per_round)
 
 
 class RunReader:
-    """Reads a run again and again, each time on from where it was."""
+    """Reads a run repeatedly, each time from the position that it has reached.
+
+    Args:
+      path: the run's folder.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,7 +86,7 @@ class RunReader:
         self._forecasts = LatestForecast()
 
     def read(self) -> RunSnapshot:
-        """The run as it is now."""
+        """Return the current state of the run."""
         with self._lock:
             try:
                 summary = read_summary(self.path)
@@ -99,68 +103,67 @@ class RunReader:
             )
 
     def _read_records(self) -> float:
+        """Read new records, and return the time of the last one."""
         path = self.path / ROUNDS
-        about = path.stat()
-        if self._file != (about.st_dev, about.st_ino) or about.st_size < self._offset:
-            self._file = (about.st_dev, about.st_ino)
+        stat = path.stat()
+        file_id = (stat.st_dev, stat.st_ino)
+        if self._file != file_id or stat.st_size < self._offset:
+            self._file = file_id
             self._offset = 0
             self._records = []
-            self._settings = None  # a run that goes on may have more to spend
+            self._settings = None  # a resumed run may have a larger budget
             self._generation += 1
-        if about.st_size > self._offset:
+        if stat.st_size > self._offset:
             with path.open("rb") as file:
                 file.seek(self._offset)
                 new = file.read()
-            whole = new.rfind(b"\n") + 1
-            self._records += [
-                RoundRecord.from_json(line) for line in new[:whole].decode().splitlines()
-            ]
-            self._offset += whole
-        return about.st_mtime
-
-
-_READ = (CONFIG, ROUNDS, SUMMARY, NODES)
+            complete = new.rfind(b"\n") + 1
+            lines = new[:complete].decode().splitlines()
+            self._records += map(RoundRecord.from_json, lines)
+            self._offset += complete
+        return stat.st_mtime
 
 
 class RunIndex:
-    """Looks into a folder of runs, or at a single run.
+    """The runs in a folder, by name.
 
     Args:
-      folder: has runs in it, or is a run itself.
+      folder: contains runs, or is a run.
     """
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise UserError(
-                f"there is no folder {folder}; fedbudget run makes runs in runs/, or give another folder"
+                f"there is no folder {folder}; fedbudget run creates runs in runs/, or "
+                "give another folder"
             )
         self.folder = folder.resolve()
         self.shown = str(folder)
         self._lock = threading.Lock()
         self._readers: dict[Path, RunReader] = {}
-        self._overviews: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._overviews: dict[Path, tuple[list[int], dict[str, Any]]] = {}
 
     def names(self) -> dict[str, Path]:
-        """All runs that there are now, the newest first."""
-        if self._is_run(self.folder):
-            return {self.folder.name: self.folder}
-        return {
-            path.name: path
-            for path in newest_first(filter(self._is_run, self.folder.iterdir()))
-        }
+        """Return the current runs by name, the newest first."""
+        runs = filter(self._is_run, self._candidates())
+        return {path.name: path for path in newest_first(runs)}
 
     def reader(self, name: str) -> RunReader | None:
-        """Of the run with this name; None where there is none."""
-        candidates = [self.folder] if self._is_run(self.folder) else self.folder.iterdir()
-        path = next((each for each in candidates if each.name == name), None)
-        if path is None or not self._is_run(path):
-            return None
-        with self._lock:
-            return self._readers.setdefault(path, RunReader(path))
+        """Return the reader of the run with this name; None if there is no such run."""
+        for path in self._candidates():
+            if path.name == name and self._is_run(path):
+                with self._lock:
+                    return self._readers.setdefault(path, RunReader(path))
+        return None
 
     def overviews(self) -> list[dict[str, Any]]:
-        """A few figures of every run."""
+        """Return a few figures of every run."""
         return [self._overview(name, path) for name, path in self.names().items()]
+
+    def _candidates(self) -> list[Path]:
+        if self._is_run(self.folder):
+            return [self.folder]
+        return list(self.folder.iterdir())
 
     def _is_run(self, path: Path) -> bool:
         return is_run(path) and all(
@@ -168,18 +171,15 @@ class RunIndex:
         )
 
     def _overview(self, name: str, path: Path) -> dict[str, Any]:
-        """From the end of the records alone, and only when something has changed."""
+        """Return the figures of a run, computed again only if its files have changed."""
         try:
-            stats = [
-                (path / each).stat() for each in (ROUNDS, SUMMARY) if (path / each).exists()
-            ]
-            changed = tuple(
-                number
-                for each in stats
-                for number in (each.st_ino, each.st_size, each.st_mtime_ns)
-            )
-            if self._overviews.get(path, (None,))[0] != changed:
-                self._overviews[path] = changed, figures(path)
+            version: list[int] = []
+            for file in (path / ROUNDS, path / SUMMARY):
+                if file.exists():
+                    stat = file.stat()
+                    version += [stat.st_ino, stat.st_size, stat.st_mtime_ns]
+            if path not in self._overviews or self._overviews[path][0] != version:
+                self._overviews[path] = version, figures(path)
             return {"name": name, **with_state(path, self._overviews[path][1])}
         except UNREADABLE as error:
             return {"name": name, "state": "unreadable", "title": str(error)}

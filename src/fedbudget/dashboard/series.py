@@ -1,12 +1,11 @@
-"""A run in plain words, for people who were not there.
-
-What charts and gauges show of a run, as plain JSON values: the one source of the page and of the report.
+"""Figures and texts of a run as JSON values, for the page and the report.
 
 Rules here:
-- Many rounds are thinned to what a screen can show: of each stretch of rounds the smallest and the largest value of
-  every curve, every change of the reason, the first round and the last. No spike is lost, and no value is made up.
-- JSON has no NaN or infinity: null instead.
-- Amounts come with their text, so that units are known in one place.
+- Many rounds are thinned to the resolution of a screen. Of each stretch of rounds, the
+  smallest and the largest value of every curve are kept, and every change of the reason,
+  the first round and the last. No spike is lost, and no value is interpolated.
+- JSON has no NaN and no infinity; they become null.
+- Amounts come with their text, so that units are formatted in one place.
 """
 
 from bisect import bisect_left, bisect_right
@@ -28,120 +27,11 @@ from fedbudget.runs.record import RoundRecord, average_tau, json_value
 from fedbudget.runs.text import NAMES, figure, run_title
 from fedbudget.settings.settings import Settings
 
-
-def describe(run: Run, others: Sequence[Run] = ()) -> str:
-    """A paragraph: what was spent, what was gained, what ended it, and what a fixed τ gave where that was tried.
-
-    Args:
-      others: runs to look among for those with the same settings but for τ.
-    """
-    if not run.rounds:
-        return "No round is over yet."
-    return " ".join(
-        (_work(run), _costs(run), _gain(run), _end(run), *_fixed_tau(run, others))
-    )
-
-
-def _work(run: Run) -> str:
-    taus = [record.effective_tau for record in run.rounds if record.tau > 0]
-    so_far = "" if run.summary else " so far"
-    if run.settings.method == "centralized":
-        return f"Training in one place made {sum(taus):,} updates{so_far}."
-    chosen = (
-        f"average τ {average_tau(taus):.1f}"
-        if run.settings.tau == "adaptive"
-        else f"τ = {run.settings.tau}"
-    )
-    return f"The run made {len(taus):,} aggregations{so_far}, with {sum(taus):,} local updates on every node ({chosen})."
-
-
-def _costs(run: Run) -> str:
-    last = run.rounds[-1].spent
-    parts = []
-    for name, limit in run.settings.limits().limits.items():
-        resource = RESOURCES[name]
-        over = last[name] - limit
-        beyond = f", {resource.format(over)} more than it had" if over > 0 else ""
-        parts.append(
-            f"{resource.format(last[name])} of {resource.format(limit)} ({name}{beyond})"
-        )
-    return f"It spent {_listed(parts)}."
-
-
-def _gain(run: Run) -> str:
-    first = run.rounds[0]
-    last = run.rounds[-1]
-    loss = (run.summary or {}).get("loss")
-    reached = last.best_loss if loss is None else loss
-    text = f"The loss went from {first.loss:.4g} to {reached:.4g}"
-    known = [record.accuracy for record in run.rounds if record.accuracy is not None]
-    accuracy = (run.summary or {}).get("accuracy", known[-1] if known else None)
-    if known and accuracy is not None:
-        text += f", and accuracy on the test samples from {known[0]:.1%} to {accuracy:.1%}"
-    errors = [
-        record.metrics["rmse"]
-        for record in run.rounds
-        if record.metrics and "rmse" in record.metrics
-    ]
-    if errors and not known:
-        last_error = (run.summary or {}).get("metrics", {}).get("rmse", errors[-1])
-        text += f", and RMSE on the test samples from {figure('rmse', errors[0])} to {figure('rmse', last_error)}"
-    return f"{text}."
-
-
-def _end(run: Run) -> str:
-    by = None if run.summary is None else run.summary.get("stopped_by")
-    if run.summary is None or by is None:
-        return "It has not ended."
-    if by == "interrupted":
-        return "It was interrupted."
-    if by == "rounds":
-        return f"It ended after the {len(run.rounds):,} rounds that were asked for."
-    if by == "target":
-        reached = [
-            target
-            for target, is_reached in run.summary.get("until", {}).items()
-            if is_reached
-        ]
-        return f"It ended because {_listed(reached or ['its target'])} was reached."
-    if by == "plateau":
-        return "It ended because it no longer improved."
-    if by == "callback":
-        return "It was ended by a callback."
-    return f"It ended because the budget for {by} was used up."
-
-
-def _fixed_tau(run: Run, others: Sequence[Run]) -> list[str]:
-    """The same budget with a fixed τ, where it was tried."""
-    if run.settings.tau != "adaptive":
-        return []
-    tried = sorted(
-        (int(other.settings.tau), float(other.summary["loss"]))
-        for other in others
-        if other.settings.tau != "adaptive"
-        and replace(other.settings, tau="adaptive") == run.settings
-        and other.summary is not None
-        and other.summary.get("loss") is not None
-    )
-    if not tried:
-        return []
-    parts = [f"{loss:.4g} with τ = {tau}" for tau, loss in tried]
-    return [f"With the same budget and τ fixed, the loss came to {_listed(parts)}."]
-
-
-def _listed(parts: Sequence[str]) -> str:
-    """
-    >>> _listed(["a", "b", "c"])
-    'a, b and c'
-    """
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
 MAX_ROUNDS = 1500
-"""Rounds of a chart, about; never more than twice as many."""
+"""Rounds of a chart, about; never more than twice this number."""
 
-_RECENT = 20  # rounds that the time left is figured from
-_CURVE = 80  # points of a G curve, about
+_RECENT = 20  # rounds, for the current pace
+_CURVE_POINTS = 80  # of a G curve, about
 _FIELDS = (
     "round",
     "t",
@@ -159,16 +49,15 @@ _FIELDS = (
 
 
 def view(snapshot: RunSnapshot) -> dict[str, Any]:
-    """All that the page of a run shows, but for G curves."""
+    """Return all values of a run's page except G curves."""
     run = snapshot.run
-    limits = snapshot.run.settings.limits().limits
     return {
         "name": snapshot.name,
         "title": run_title(run.settings),
         "settings": _settings(run.settings),
         "resources": [
             {"name": name, "unit": RESOURCES[name].unit, "limit": limit}
-            for name, limit in limits.items()
+            for name, limit in run.settings.limits().limits.items()
         ],
         "columns": columns(thinned(run.rounds)),
         **now(snapshot),
@@ -176,26 +65,19 @@ def view(snapshot: RunSnapshot) -> dict[str, Any]:
 
 
 def now(snapshot: RunSnapshot) -> dict[str, Any]:
-    """What changes while a run goes on, besides its rows."""
+    """Return the values that change during a run, except its rows."""
     run = snapshot.run
-    evaluated = next(
-        (record.accuracy for record in reversed(run.rounds) if record.accuracy is not None),
-        None,
-    )
+    summary = run.summary or {}
     last = run.rounds[-1] if run.rounds else None
+    accuracies = _accuracies(run)
     return {
         "state": snapshot.state,
         "paragraph": describe(run),
         "rounds": last.round if last else 0,
-        "loss": json_value(
-            (run.summary or {}).get("loss", last.best_loss if last else None)
-        ),
-        "accuracy": (run.summary or {}).get("accuracy", evaluated),
+        "loss": json_value(summary.get("loss", last.best_loss if last else None)),
+        "accuracy": summary.get("accuracy", accuracies[-1] if accuracies else None),
         "metrics": metric_tiles(run),
-        "average_tau": average_tau(
-            [record.effective_tau for record in run.rounds if record.tau > 0]
-        )
-        or None,
+        "average_tau": average_tau(_taus(run)) or None,
         "summary": run.summary,
         "forecast": forecast(snapshot),
         "gauges": gauges(snapshot),
@@ -205,50 +87,36 @@ def now(snapshot: RunSnapshot) -> dict[str, Any]:
 
 
 def metric_tiles(run: Run) -> list[dict[str, str]]:
-    """What is shown of test samples besides accuracy: of the run's end, or as last evaluated."""
-    looked = next((record for record in reversed(run.rounds) if record.metrics), None)
-    end = run.summary or {}
-    metrics = (
-        end.get("metrics")
-        or (looked.metrics if looked is not None and not end else None)
-        or {}
-    )
-    spread = end.get("spread") or (
-        looked.spread if looked is not None and not end else None
-    )
-    to_beat = end.get("to_beat", {})
-    notes = (
-        {"rmse": f"of the mean {figure('rmse', to_beat['rmse'])}"}
-        if "rmse" in to_beat
-        else {}
-    )
-    tiles = [
-        {
-            "name": name,
-            "label": NAMES[name],
-            "text": figure(name, metrics[name]),
-            "note": notes.get(name, ""),
+    """Return the metrics on test samples except accuracy, at the end or the latest."""
+    figures: dict[str, Any] = run.summary or {}
+    evaluated = next((record for record in reversed(run.rounds) if record.metrics), None)
+    if evaluated is not None and not figures:
+        figures = {"metrics": evaluated.metrics, "spread": evaluated.spread}
+    metrics = figures.get("metrics") or {}
+    to_beat = figures.get("to_beat", {})
+    tiles = []
+    for name in NAMES:
+        if name in metrics and name not in ("accuracy", "f1_binary"):
+            note = ""
+            if name == "rmse" and "rmse" in to_beat:
+                note = f"predicting the mean {figure('rmse', to_beat['rmse'])}"
+            text = figure(name, metrics[name])
+            tiles.append({"name": name, "label": NAMES[name], "text": text, "note": note})
+    if spread := figures.get("spread"):
+        metric = "rmse" if "rmse" in metrics else "accuracy"
+        tenth = figure(metric, spread["tenth"])
+        tile = {
+            "name": "worst",
+            "label": f"Worst of {spread['nodes']:.0f} nodes",
+            "text": figure(metric, spread["worst"]),
+            "note": f"tenth percentile {tenth}, median {figure(metric, spread['median'])}",
         }
-        for name in NAMES
-        if name in metrics and name not in ("accuracy", "f1_binary")
-    ]
-    if spread:
-        of = "rmse" if "rmse" in metrics else "accuracy"
-        others = f"tenth percentile {figure(of, spread['tenth'])}, median {figure(of, spread['median'])}"
-        label = f"Worst of {spread['nodes']:.0f} nodes"
-        tiles.append(
-            {
-                "name": "worst",
-                "label": label,
-                "text": figure(of, spread["worst"]),
-                "note": others,
-            }
-        )
+        tiles.append(tile)
     return tiles
 
 
 def rows(snapshot: RunSnapshot, first: int, last: int) -> dict[str, Any]:
-    """The columns of rounds `first` to `last`: exact where they are few enough, else thinned."""
+    """Return the columns of rounds `first` to `last`, thinned if there are many."""
     rounds = snapshot.run.rounds
     start = bisect_left(rounds, first, key=lambda record: record.round)
     end = bisect_right(rounds, last, key=lambda record: record.round)
@@ -257,7 +125,7 @@ def rows(snapshot: RunSnapshot, first: int, last: int) -> dict[str, Any]:
 
 
 def columns(records: Sequence[RoundRecord]) -> dict[str, Any]:
-    """Records by column; those per resource by name again."""
+    """Return records by column; costs by column and resource."""
     by_name: dict[str, Any] = {
         name: [_value(getattr(record, name)) for record in records] for name in _FIELDS
     }
@@ -265,14 +133,19 @@ def columns(records: Sequence[RoundRecord]) -> dict[str, Any]:
     resources = list(records[0].spent) if records else []
     for name in ("c", "b", "spent"):
         by_name[name] = {
-            each: [_value(getattr(record, name)[each]) for record in records]
-            for each in resources
+            resource: [_value(getattr(record, name)[resource]) for record in records]
+            for resource in resources
         }
     return by_name
 
 
 def thinned(records: Sequence[RoundRecord], most: int = MAX_ROUNDS) -> list[RoundRecord]:
-    """All of few records; of many, those that make the same picture."""
+    """Return the records of which a chart looks the same as of all records.
+
+    Args:
+      records: in order.
+      most: return all records up to this number; otherwise at most twice as many.
+    """
     if len(records) <= most:
         return list(records)
     resource = next(iter(records[0].spent))
@@ -287,15 +160,16 @@ def thinned(records: Sequence[RoundRecord], most: int = MAX_ROUNDS) -> list[Roun
     kept = {0, len(records) - 1}
     for curve in curves:
         kept |= _extremes(curve, most // (2 * len(curves)))
+
     accuracy = _array(
         [(record.metrics or {}).get("rmse", record.accuracy) for record in records]
     )
     evaluated = np.flatnonzero(~np.isnan(accuracy))
-    kept |= (
-        set(evaluated.tolist())
-        if len(evaluated) <= most // 4
-        else _extremes(accuracy, most // 8)
-    )
+    if len(evaluated) <= most // 4:
+        kept |= set(evaluated.tolist())
+    else:
+        kept |= _extremes(accuracy, most // 8)
+
     reasons = np.array([record.reason for record in records])
     changes = np.flatnonzero(reasons[1:] != reasons[:-1]) + 1
     kept |= set(_evenly(changes, most // 2).tolist())
@@ -303,71 +177,72 @@ def thinned(records: Sequence[RoundRecord], most: int = MAX_ROUNDS) -> list[Roun
 
 
 def gauges(snapshot: RunSnapshot) -> list[dict[str, Any]]:
-    """Of each resource what was spent, what is left, and until when at the pace of the last rounds."""
+    """Return spent and remaining amount of each resource, and when it will be spent."""
     rounds = snapshot.run.rounds
     limits = snapshot.run.settings.limits().limits
-    spent = rounds[-1].spent if rounds else dict.fromkeys(limits, 0.0)
+    spent_by_name = rounds[-1].spent if rounds else dict.fromkeys(limits, 0.0)
     sources = (snapshot.run.summary or {}).get("sources", {})
-    by_resource = []
+    running = snapshot.state == "running"
+    result = []
     for name, limit in limits.items():
-        resource = RESOURCES[name]
-        left = max(0.0, limit - spent[name])
-        seconds = _seconds_left(rounds, name, left) if snapshot.state == "running" else None
-        by_resource.append(
-            {
-                "name": name,
-                "spent": spent[name],
-                "limit": limit,
-                "share": spent[name] / limit,
-                "text": f"{resource.format(spent[name])} of {resource.format(limit)}",
-                "left": resource.format(left),
-                "over": resource.format(spent[name] - limit)
-                if spent[name] > limit
-                else None,
-                "source": sources.get(name),
-                "until": None if seconds is None else snapshot.written + seconds,
-            }
-        )
-    return by_resource
+        show = RESOURCES[name].format
+        spent = spent_by_name[name]
+        left = max(0.0, limit - spent)
+        seconds = _seconds_left(rounds, name, left) if running else None
+        gauge = {
+            "name": name,
+            "spent": spent,
+            "limit": limit,
+            "share": spent / limit,
+            "text": f"{show(spent)} of {show(limit)}",
+            "left": show(left),
+            "over": show(spent - limit) if spent > limit else None,
+            "source": sources.get(name),
+            "until": None if seconds is None else snapshot.written + seconds,
+        }
+        result.append(gauge)
+    return result
 
 
 def forecast(snapshot: RunSnapshot) -> dict[str, Any] | None:
-    """The loss at the end of the budget, or with half as much again where the run has ended; None before all rounds."""
+    """Return the forecast of the loss; None before the first round.
+
+    The forecast is for the end of the budget, or for 50 % more budget after the run.
+    """
     run = snapshot.run
     if not run.rounds:
         return None
-    found = snapshot.forecasts.of(run.rounds, run.settings.limits().limits, run.summary)
-    interval = {} if found.loss is None else found.loss.to_json()
+    result = snapshot.forecasts.of(run.rounds, run.settings.limits().limits, run.summary)
+    interval = {} if result.loss is None else result.loss.to_json()
     return {
         "ended": run.summary is not None,
         "chance": LEVEL,
         **interval,
-        "reason": found.reason,
+        "reason": result.reason,
     }
 
 
 def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
-    """One round, why it had its τ, and the G curve that the controller looked at."""
+    """Return a round, the reason for its τ, and the controller's G curve.
+
+    Args:
+      snapshot: the run.
+      number: of the round.
+    """
     rounds = snapshot.run.rounds
     at = bisect_left(rounds, number, key=lambda record: record.round)
     if at == len(rounds) or rounds[at].round != number:
-        last = rounds[-1].round if rounds else 0
-        raise UserError(
-            f"{snapshot.name} has no round {number}; it has {f'rounds 1 to {last}' if last else 'none yet'}"
-        )
+        known = f"rounds 1 to {rounds[-1].round}" if rounds else "none yet"
+        raise UserError(f"{snapshot.name} has no round {number}; it has {known}")
     record = rounds[at]
-    two = replace(
-        snapshot.run, rounds=rounds[max(0, at - 1) : at + 1]
-    )  # all that is needed of the run
-    explanation = explain(two, number, build_method(snapshot.run.settings).controller)
-    drawn = _drawn(
-        len(explanation.curve),
-        {tau - 1 for tau in (explanation.tau, explanation.minimum or 0)},
-    )
+    # An explanation needs this round and the one before.
+    shortened = replace(snapshot.run, rounds=rounds[max(0, at - 1) : at + 1])
+    controller = build_method(snapshot.run.settings).controller
+    explanation = explain(shortened, number, controller)
+    marked = {explanation.tau - 1, (explanation.minimum or 0) - 1}
+    drawn = _drawn(len(explanation.curve), marked)
     return {
-        "record": {
-            name: values[0] for name, values in columns([record]).items() if name in _FIELDS
-        },
+        "record": {name: _value(getattr(record, name)) for name in _FIELDS},
         "spent": {
             name: RESOURCES[name].format(amount) for name, amount in record.spent.items()
         },
@@ -383,7 +258,7 @@ def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
 def _with_work(
     nodes: dict[str, Any] | None, rounds: Sequence[RoundRecord]
 ) -> dict[str, Any] | None:
-    """What nodes.json says, with who made how many updates in the last round that they shared by speed."""
+    """Return nodes.json with each node's updates in the last round shared by speed."""
     work = next(
         (record.work for record in reversed(rounds[-_RECENT:]) if record.work), None
     )
@@ -391,25 +266,21 @@ def _with_work(
         return nodes
     by_node = {node: at for at, node in enumerate(work["node"])}
 
-    def own(node: dict[str, Any]) -> dict[str, Any]:
+    def with_updates(node: dict[str, Any]) -> dict[str, Any]:
         at = by_node.get(node["numbers"][0]) if node.get("numbers") else None
-        return (
-            node
-            if at is None
-            else node | {name: work[name][at] for name in ("updates", "idle", "idle_equal")}
-        )
+        if at is None:
+            return node
+        return node | {name: work[name][at] for name in ("updates", "idle", "idle_equal")}
 
-    return {**nodes, "nodes": [own(node) for node in nodes.get("nodes", [])]}
+    return {**nodes, "nodes": [with_updates(node) for node in nodes.get("nodes", [])]}
 
 
 def _settings(settings: Settings) -> dict[str, str]:
-    """As in config.toml, without what was left open."""
-    values = {
-        key(name): value for name, value in vars(settings).items() if value is not None
-    }
+    """Return the settings as in config.toml, without those that are not set."""
     return {
-        name: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        for name, value in values.items()
+        key(name): ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        for name, value in vars(settings).items()
+        if value is not None
     }
 
 
@@ -432,30 +303,141 @@ def _array(values: Sequence[float | None]) -> Float64:
 
 
 def _extremes(values: Float64, buckets: int) -> set[int]:
-    """Where the smallest and the largest finite value of each stretch are."""
+    """Return the indices of the smallest and largest finite value of each stretch."""
     indices: set[int] = set()
     for bucket in np.array_split(np.arange(len(values)), buckets):
         known = bucket[np.isfinite(values[bucket])]
         if len(known):
-            indices |= {
-                int(known[np.argmin(values[known])]),
-                int(known[np.argmax(values[known])]),
-            }
+            indices.add(int(known[np.argmin(values[known])]))
+            indices.add(int(known[np.argmax(values[known])]))
     return indices
 
 
 def _evenly(indices: Int64, most: int) -> Int64:
-    """No more than so many of them, the first and the last among them."""
+    """Return at most `most` of the indices, the first and the last among them."""
     if len(indices) <= most:
         return indices
     return indices[np.linspace(0, len(indices) - 1, most).round().astype(np.int64)]
 
 
-def _drawn(points: int, wanted: set[int]) -> Int64:
-    """Which points of a curve to draw: close together where τ is small, always with those that are marked."""
-    if points <= _CURVE:
+def _drawn(points: int, marked: set[int]) -> Int64:
+    """Return the points of a curve to draw: dense for small τ, with the marked ones."""
+    if points <= _CURVE_POINTS:
         return np.arange(points)
-    spaced = np.geomspace(1, points, _CURVE).round().astype(np.int64) - 1
-    return np.union1d(
-        spaced, np.array([index for index in wanted if 0 <= index < points], np.int64)
+    spaced = np.geomspace(1, points, _CURVE_POINTS).round().astype(np.int64) - 1
+    wanted = [index for index in marked if 0 <= index < points]
+    return np.union1d(spaced, np.array(wanted, np.int64))
+
+
+def describe(run: Run, others: Sequence[Run] = ()) -> str:
+    """Return a paragraph on a run: its work, costs, gain and end.
+
+    Args:
+      run: the run.
+      others: of these, the paragraph compares runs that differ in τ alone.
+    """
+    if not run.rounds:
+        return "No round has finished yet."
+    sentences = [_work(run), _costs(run), _gain(run), _end(run), _fixed_tau(run, others)]
+    return " ".join(filter(None, sentences))
+
+
+def _taus(run: Run) -> list[float]:
+    return [record.effective_tau for record in run.rounds if record.tau > 0]
+
+
+def _accuracies(run: Run) -> list[float]:
+    return [record.accuracy for record in run.rounds if record.accuracy is not None]
+
+
+def _work(run: Run) -> str:
+    taus = _taus(run)
+    so_far = "" if run.summary else " so far"
+    if run.settings.method == "centralized":
+        return f"Centralized training made {sum(taus):,} updates{so_far}."
+    tau = f"τ = {run.settings.tau}"
+    if run.settings.tau == "adaptive":
+        tau = f"average τ {average_tau(taus):.1f}"
+    return (
+        f"The run made {len(taus):,} aggregations{so_far}, with {sum(taus):,} local "
+        f"updates on every node ({tau})."
     )
+
+
+def _costs(run: Run) -> str:
+    last = run.rounds[-1].spent
+    parts = []
+    for name, limit in run.settings.limits().limits.items():
+        show = RESOURCES[name].format
+        over = last[name] - limit
+        excess = f", {show(over)} over the budget" if over > 0 else ""
+        parts.append(f"{show(last[name])} of {show(limit)} ({name}{excess})")
+    return f"It spent {_listed(parts)}."
+
+
+def _gain(run: Run) -> str:
+    summary = run.summary or {}
+    loss = summary.get("loss")
+    if loss is None:
+        loss = run.rounds[-1].best_loss
+    text = f"The loss went from {run.rounds[0].loss:.4g} to {loss:.4g}"
+    accuracies = _accuracies(run)
+    if accuracies:
+        accuracy = summary.get("accuracy", accuracies[-1])
+        if accuracy is not None:
+            change = f"from {accuracies[0]:.1%} to {accuracy:.1%}"
+            text += f", and accuracy on the test samples {change}"
+        return f"{text}."
+    errors = [
+        record.metrics["rmse"]
+        for record in run.rounds
+        if record.metrics and "rmse" in record.metrics
+    ]
+    if errors:
+        error = summary.get("metrics", {}).get("rmse", errors[-1])
+        change = f"from {figure('rmse', errors[0])} to {figure('rmse', error)}"
+        text += f", and RMSE on the test samples {change}"
+    return f"{text}."
+
+
+def _end(run: Run) -> str:
+    summary = run.summary or {}
+    by = summary.get("stopped_by")
+    if by is None:
+        return "It has not ended."
+    if by == "interrupted":
+        return "It was interrupted."
+    if by == "rounds":
+        return f"It ended after {len(run.rounds):,} rounds, as requested."
+    if by == "target":
+        until = summary.get("until", {})
+        reached = [target for target, is_reached in until.items() if is_reached]
+        return f"It ended because {_listed(reached or ['its target'])} was reached."
+    if by == "plateau":
+        return "It ended because it no longer improved."
+    if by == "callback":
+        return "It was ended by a callback."
+    return f"It ended because the budget for {by} was used up."
+
+
+def _fixed_tau(run: Run, others: Sequence[Run]) -> str:
+    """Return the losses of runs that differ from an adaptive run in τ alone."""
+    losses = []
+    for other in others:
+        loss = (other.summary or {}).get("loss")
+        fixed = other.settings.tau != "adaptive"
+        same = replace(other.settings, tau="adaptive") == run.settings
+        if fixed and same and loss is not None:
+            losses.append((int(other.settings.tau), float(loss)))
+    if not losses:
+        return ""
+    parts = [f"{loss:.4g} with τ = {tau}" for tau, loss in sorted(losses)]
+    return f"With the same budget and a fixed τ, the loss was {_listed(parts)}."
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """
+    >>> _listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

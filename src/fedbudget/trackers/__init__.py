@@ -1,6 +1,6 @@
-"""Where a run is followed besides its folder: MLflow, TensorBoard.
+"""Trackers: MLflow and TensorBoard, which receive the rounds of a run while it runs.
 
-Each is an extra. A tracker never ends a run and never holds it up: see background.py.
+Each is an extra. A tracker never ends a run and never delays it; see tracker.py.
 """
 
 import os
@@ -19,21 +19,26 @@ _TRACKERS: Mapping[str, Callable[[], Tracker]] = {
 
 
 def make_trackers(names: Sequence[str]) -> list[Tracker]:
-    """A new tracker for each name, for one run; refuses a name that is unknown, or what is not installed."""
+    """Return a new tracker for each name, for one run.
+
+    Args:
+      names: mlflow or tensorboard; repetitions are ignored.
+
+    Raises:
+      UserError: a name is unknown, or its package is not installed.
+    """
     trackers = []
     for name in dict.fromkeys(names):
         if name not in _TRACKERS:
             raise UserError(f"unknown tracker {name!r}; known are {', '.join(_TRACKERS)}")
-        needed = [name]
+        packages = [name]
         if name == "mlflow" and not os.environ.get("MLFLOW_TRACKING_URI"):
-            needed += [
-                "sqlalchemy",
-                "alembic",
-            ]  # the store of its own choice is a database in a file
-        for module in needed:
-            if find_spec(module) is None:
+            packages += ["sqlalchemy", "alembic"]  # for MLflow's default store, a database
+        for package in packages:
+            if find_spec(package) is None:
                 raise UserError(
-                    f"track {name} needs {module}; install it with: pip install 'fedbudget[{name}]'"
+                    f"track {name} needs {package}; install it with: "
+                    f"pip install 'fedbudget[{name}]'"
                 )
         trackers.append(_TRACKERS[name]())
     return trackers

@@ -1,8 +1,8 @@
 """Rounds as steps of an MLflow run.
 
-Runs go where MLflow itself would put them: to MLFLOW_TRACKING_URI, or else to mlflow.db and mlruns/ in the current
-folder; and into the experiment MLFLOW_EXPERIMENT_NAME, or else `fedbudget`. MLflow tells its makers how it is used; not
-from here, unless MLFLOW_DISABLE_TELEMETRY says false.
+Runs go to MLflow's usual place: MLFLOW_TRACKING_URI, or mlflow.db and mlruns/ in the
+current folder. The experiment is MLFLOW_EXPERIMENT_NAME, or `fedbudget`. MLflow's usage
+statistics are off, unless MLFLOW_DISABLE_TELEMETRY is set to false.
 """
 
 import logging
@@ -15,9 +15,9 @@ from fedbudget import __version__
 from fedbudget.runs.folder import CONFIG, MODEL, PLOT, SUMMARY
 from fedbudget.trackers.tracker import RunInfo, TimedRecord, final_metrics, round_metrics
 
-# in one request, by MLflow's own limits
-_MOST_METRICS = 1000
-_MOST_PARAMETERS = 100
+# MLflow's limits for one request.
+_MAX_METRICS = 1000
+_MAX_PARAMETERS = 100
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -26,14 +26,14 @@ _STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
 class Mlflow:
-    """See `tracker.Tracker`."""
+    """A `tracker.Tracker` that writes to MLflow."""
 
     name = "mlflow"
 
     def __init__(self) -> None:
         for variable, value in _QUIET.items():
             os.environ.setdefault(variable, value)
-        self._last = 0  # round
+        self._last_round = 0
         self._run_info: RunInfo
         self._client: Any
         self._run: str
@@ -44,74 +44,74 @@ class Mlflow:
 
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        self._run_info, self._client = run, MlflowClient()
+        self._run_info = run
+        self._client = MlflowClient()
         tags = {
             "mlflow.source.name": "fedbudget",
             "mlflow.note.content": run.title,
             "fedbudget.version": __version__,
             "fedbudget.run": str(run.folder.resolve()),
         }
-        experiment = _experiment(self._client)
-        began = int(1000 * run.began)
         created = self._client.create_run(
-            experiment, run_name=run.name, start_time=began, tags=tags
+            _experiment(self._client),
+            run_name=run.name,
+            start_time=int(1000 * run.began),
+            tags=tags,
         )
         self._run = created.info.run_id
         parameters = [Param(name, str(value)) for name, value in run.parameters().items()]
-        for begin in range(0, len(parameters), _MOST_PARAMETERS):
-            self._client.log_batch(
-                self._run, params=parameters[begin : begin + _MOST_PARAMETERS]
-            )
+        for start in range(0, len(parameters), _MAX_PARAMETERS):
+            batch = parameters[start : start + _MAX_PARAMETERS]
+            self._client.log_batch(self._run, params=batch)
 
     def rounds(self, records: Sequence[TimedRecord]) -> None:
-        self._last = records[-1].record.round
-        self._log(
-            [
-                (timed.time, timed.record.round, round_metrics(timed.record))
-                for timed in records
-            ]
-        )
+        metrics = []
+        for when, record in records:
+            self._last_round = record.round
+            metrics += _metrics(round_metrics(record), when, record.round)
+        self._log(metrics)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if summary is None:
             self._client.set_terminated(self._run, "FAILED")
             return
-        self._log([(time.time(), self._last, final_metrics(summary))])
+        self._log(_metrics(final_metrics(summary), time.time(), self._last_round))
         self._client.set_tag(self._run, "fedbudget.stopped_by", summary["stopped_by"])
         for resource, source in summary["sources"].items():
             self._client.set_tag(self._run, f"fedbudget.source.{resource}", source)
-        for file in (MODEL, PLOT, CONFIG, SUMMARY):
-            if (self._run_info.folder / file).exists():
-                self._client.log_artifact(self._run, str(self._run_info.folder / file))
+        for name in (MODEL, PLOT, CONFIG, SUMMARY):
+            file = self._run_info.folder / name
+            if file.exists():
+                self._client.log_artifact(self._run, str(file))
         self._client.set_terminated(self._run, _STATUS[summary["status"]])
 
-    def _log(self, rows: "Sequence[tuple[float, int, Mapping[str, float]]]") -> None:
-        from mlflow.entities import Metric
+    def _log(self, metrics: list[Any]) -> None:
+        for start in range(0, len(metrics), _MAX_METRICS):
+            batch = metrics[start : start + _MAX_METRICS]
+            self._client.log_batch(self._run, metrics=batch)
 
-        metrics = [
-            Metric(name, value, int(1000 * when), step)
-            for when, step, of in rows
-            for name, value in of.items()
-        ]
-        for begin in range(0, len(metrics), _MOST_METRICS):
-            self._client.log_batch(
-                self._run, metrics=metrics[begin : begin + _MOST_METRICS]
-            )
+
+def _metrics(values: Mapping[str, float], when: float, step: int) -> list[Any]:
+    from mlflow.entities import Metric
+
+    milliseconds = int(1000 * when)
+    return [Metric(name, value, milliseconds, step) for name, value in values.items()]
 
 
 def _experiment(client: Any) -> str:
-    """The id of the experiment that runs go to, which is made if it is not there."""
+    """Return the id of the experiment, which is created if it does not exist."""
     from mlflow.exceptions import MlflowException
 
     if known := os.environ.get("MLFLOW_EXPERIMENT_ID"):
         return known
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedbudget"
-    if (experiment := client.get_experiment_by_name(name)) is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         try:
             return str(client.create_experiment(name))
         except MlflowException:
-            if (
-                experiment := client.get_experiment_by_name(name)
-            ) is None:  # or another run has made it just now
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
+            # Another run has created it in the meantime.
     return str(experiment.experiment_id)

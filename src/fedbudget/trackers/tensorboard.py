@@ -1,9 +1,10 @@
-"""Rounds as steps of TensorBoard's charts: `tensorboard --logdir runs` shows all runs that were made with it.
+"""Rounds as steps of TensorBoard's charts: `tensorboard --logdir runs` shows all runs.
 
-The file of events is in the run's folder itself, so that TensorBoard calls the run by its name. It is written by
-TensorBoard's own EventFileWriter, on which PyTorch's SummaryWriter is built too, without PyTorch or TensorFlow. Not by
-tensorboardX: it takes ten times as long for a round, and on a full disk it prints a traceback and blocks for ever.
-A run that goes on is written anew, from its first round, or rounds that were made again would be in it twice.
+The event file is in the run's folder, so that TensorBoard shows the run's name. It is
+written by TensorBoard's own EventFileWriter, the base of PyTorch's SummaryWriter, without
+PyTorch or TensorFlow. tensorboardX takes ten times as long per round, and on a full disk
+it prints a traceback and blocks forever. A resumed run is written again from its first
+round; otherwise repeated rounds would appear twice.
 """
 
 import time
@@ -16,23 +17,22 @@ from fedbudget.trackers.tracker import RunInfo, TimedRecord, final_metrics, roun
 
 
 class TensorBoard:
-    """See `tracker.Tracker`."""
+    """A `tracker.Tracker` that writes TensorBoard events."""
 
     name = "tensorboard"
 
     def __init__(self) -> None:
-        self._last = 0  # round
-        self._run_info: RunInfo
+        self._last_round = 0
+        self._folder: Path
         self._writer: Any
 
     def start(self, run: RunInfo) -> None:
-        from tensorboard.summary.writer.event_file_writer import (
-            EventFileWriter,
-        )  # slow to import
+        from tensorboard.summary.writer import event_file_writer  # slow to import
 
         for old in run.folder.glob("events.out.tfevents.*"):
             old.unlink()
-        self._run_info, self._writer = run, EventFileWriter(str(run.folder))
+        self._folder = run.folder
+        self._writer = event_file_writer.EventFileWriter(str(run.folder))
         self._write(
             0,
             _hyperparameters(run),
@@ -42,20 +42,21 @@ class TensorBoard:
 
     def rounds(self, records: Sequence[TimedRecord]) -> None:
         for when, record in records:
-            self._last = record.round
+            self._last_round = record.round
             self._write(record.round, *_scalars(round_metrics(record)), when=when)
         self._writer.flush()
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if summary is not None:
-            folder = self._run_info.folder
-            texts = [
-                _text("summary", _code(folder / SUMMARY)),
-                _text("model", str((folder / MODEL).resolve())),
+            values = [
+                *_scalars(final_metrics(summary)),
+                _text("summary", _code(self._folder / SUMMARY)),
+                _text("model", str((self._folder / MODEL).resolve())),
             ]
-            plot = [_image("plot", folder / PLOT)] if (folder / PLOT).exists() else []
-            self._write(self._last, *_scalars(final_metrics(summary)), *texts, *plot)
-        self._write(self._last, _end(failed=summary is None))
+            if (self._folder / PLOT).exists():
+                values.append(_image("plot", self._folder / PLOT))
+            self._write(self._last_round, *values)
+        self._write(self._last_round, _end(failed=summary is None))
         self._writer.close()
 
     def _write(self, step: int, *values: Any, when: float | None = None) -> None:
@@ -85,10 +86,9 @@ def _text(name: str, markdown: str) -> Any:
 
 
 def _code(path: Path) -> str:
-    """A file's text, to be shown as it is."""
-    return "".join(
-        f"    {line}\n" for line in path.read_text(encoding="utf-8").splitlines()
-    )
+    """Return a file's text as a code block of Markdown."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "".join(f"    {line}\n" for line in lines)
 
 
 def _image(name: str, path: Path) -> Any:
@@ -96,44 +96,35 @@ def _image(name: str, path: Path) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     with Image.open(path) as image:
-        (width, height), channels = image.size, len(image.getbands())
-    encoded = Summary.Image(
-        width=width,
-        height=height,
-        colorspace=channels,
-        encoded_image_string=path.read_bytes(),
-    )
+        encoded = Summary.Image(
+            width=image.width,
+            height=image.height,
+            colorspace=len(image.getbands()),
+            encoded_image_string=path.read_bytes(),
+        )
     return Summary.Value(tag=name, image=encoded)
 
 
 def _hyperparameters(run: RunInfo) -> Any:
-    """The settings, for the table in which TensorBoard compares runs."""
-    from tensorboard.plugins.hparams.plugin_data_pb2 import (
-        HParamsPluginData,
-        SessionStartInfo,
-    )
+    """Return the settings, for TensorBoard's table that compares runs."""
+    from tensorboard.plugins.hparams import plugin_data_pb2 as plugin
 
-    start = SessionStartInfo(group_name=run.name, start_time_secs=run.began)
+    start = plugin.SessionStartInfo(group_name=run.name, start_time_secs=run.began)
     for name, value in run.parameters().items():
         kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
         setattr(start.hparams[name], kind, value)
-    return _session_value(
-        "_hparams_/session_start_info", HParamsPluginData(session_start_info=start)
-    )
+    content = plugin.HParamsPluginData(session_start_info=start)
+    return _session_value("_hparams_/session_start_info", content)
 
 
 def _end(*, failed: bool) -> Any:
+    from tensorboard.plugins.hparams import plugin_data_pb2 as plugin
     from tensorboard.plugins.hparams.api_pb2 import Status
-    from tensorboard.plugins.hparams.plugin_data_pb2 import (
-        HParamsPluginData,
-        SessionEndInfo,
-    )
 
     status = Status.STATUS_FAILURE if failed else Status.STATUS_SUCCESS
-    end = SessionEndInfo(status=status, end_time_secs=time.time())
-    return _session_value(
-        "_hparams_/session_end_info", HParamsPluginData(session_end_info=end)
-    )
+    end = plugin.SessionEndInfo(status=status, end_time_secs=time.time())
+    content = plugin.HParamsPluginData(session_end_info=end)
+    return _session_value("_hparams_/session_end_info", content)
 
 
 def _session_value(tag: str, content: Any) -> Any:

@@ -1,11 +1,12 @@
-"""What a tracker is, and what it is told: the figures of a round and of a whole run, by the same names everywhere.
+"""The tracker interface, the metrics of a round and of a run, and a thread per tracker.
 
-Tells trackers about a run, so that none of them can end it or hold it up.
-
-Each tracker has a thread of its own and gets rounds in batches, at most one a second. A round only leaves its record on
-a list. What goes wrong is one line in the log, and the run goes on without that tracker. Before the first round a
-tracker has some seconds to get ready, because what it loads would be in the way of rounds that are measured; after the
-last one it is waited for as long as it gets on.
+Rules here:
+- A tracker cannot end a run. After an error, one line is logged, and the run continues
+  without the tracker.
+- A tracker cannot delay a round. The round only appends its record to a list; a thread
+  per tracker sends the records in batches, at most one batch per second.
+- A run waits some seconds for trackers before its first round, because their imports
+  would slow down measured rounds. After the last round it waits while they make progress.
 """
 
 import logging
@@ -19,19 +20,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from fedbudget.errors import key
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.settings import Settings
+
+START_TIMEOUT = 10.0
+"""Seconds that a run waits for trackers before its first round."""
+
+STALL_TIMEOUT = 30.0
+"""Seconds without progress after which a run no longer waits for a tracker."""
+
+_INTERVAL = 1.0  # seconds between batches
+_BATCH = 50  # records; small batches make progress visible
+
+_log = logging.getLogger("fedbudget.trackers")
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run that is to be followed.
+    """A run to track.
 
     Args:
-      folder: of the run, whose name is the run's name.
-      title: what the run is, in a line.
+      folder: of the run; its name is the run's name.
+      title: one line on the run.
       settings: as in its config.toml.
-      began: when its first round began, in seconds since 1970.
+      began: start of the first round, in seconds since 1970.
     """
 
     folder: Path
@@ -44,81 +57,77 @@ class RunInfo:
         return self.folder.resolve().name
 
     def parameters(self) -> dict[str, str | int | float | bool]:
-        """The settings by their names in config.toml, without those that are not given."""
-        values = {
-            name.replace("_", "-"): value
+        """Return the settings that are set, by their names in config.toml."""
+        return {
+            key(name): ", ".join(map(str, value)) if isinstance(value, tuple) else value
             for name, value in vars(self.settings).items()
             if value is not None
-        }
-        return {
-            name: ", ".join(map(str, it)) if isinstance(it, tuple) else it
-            for name, it in values.items()
         }
 
 
 class TimedRecord(NamedTuple):
-    """A round, and when it was over, in seconds since 1970."""
+    """A round and the time of its end, in seconds since 1970."""
 
     time: float
     record: RoundRecord
 
 
 class Tracker(Protocol):
-    """Follows one run. Whatever it is told may take its time or fail; see background.py."""
+    """Tracks one run. Every method may be slow or fail without harm to the run."""
 
     name: str
 
     def start(self, run: RunInfo) -> None:
-        """Before the first round."""
+        """Prepare, before the first round."""
 
     def rounds(self, records: Sequence[TimedRecord]) -> None:
-        """Rounds in their order, each once."""
+        """Track rounds; each comes once and in order."""
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """After the last round.
+        """Track the end of the run.
 
         Args:
-          summary: what is in summary.json, which is in the run's folder now, as are the model and the plot; None when
-            the run failed.
+          summary: the content of summary.json; None if the run failed. Summary, model and
+            plot are in the run's folder at this time.
         """
 
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:
-    """A round's numbers by name; what is not known of a round, or is no finite number, is left out.
+    """Return the finite numbers of a round by name.
 
-    The last round of a run may be but a loss that is evaluated: it has no τ and no η.
+    τ and η are missing for the last round of a run if it only evaluates the loss.
     """
     decided = ("tau", "eta") if record.tau else ()
     names = ("loss", "best_loss", "accuracy", *decided, "rho", "beta", "delta", "nodes")
-    metrics: dict[str, float | None] = {name: getattr(record, name) for name in names}
-    for kind, values in (("spent", record.spent), ("c", record.c), ("b", record.b)):
-        metrics |= {f"{kind}/{resource}": cost for resource, cost in values.items()}
-    for kind, figures in (("test", record.metrics), ("nodes", record.spread)):
-        metrics |= {
-            f"{kind}/{name}": value
-            for name, value in (figures or {}).items()
-            if name != "nodes"
-        }
-    return _finite(metrics)
+    return _finite(
+        {name: getattr(record, name) for name in names}
+        | _prefixed("spent", record.spent)
+        | _prefixed("c", record.c)
+        | _prefixed("b", record.b)
+        | _prefixed("test", record.metrics)
+        | _prefixed("nodes", record.spread)
+    )
 
 
 def final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """A run's numbers at its end."""
+    """Return the finite numbers of a run's summary by name."""
     names = ("loss", "accuracy", "average_tau", "aggregations", "local_updates")
-    metrics = {f"final/{name}": summary[name] for name in names}
-    metrics |= {
-        f"final/{name}": value for name, value in summary.get("metrics", {}).items()
-    }
-    metrics |= {
-        f"final/nodes/{name}": value
-        for name, value in summary.get("spread", {}).items()
+    return _finite(
+        _prefixed("final", {name: summary[name] for name in names})
+        | _prefixed("final", summary.get("metrics"))
+        | _prefixed("final/nodes", summary.get("spread"))
+        | _prefixed("final/spent", summary["spent"])
+        | _prefixed("final/overshoot", summary["overshoot"])
+    )
+
+
+def _prefixed(prefix: str, values: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """Return values by prefix and name, without the number of nodes of a spread."""
+    return {
+        f"{prefix}/{name}": value
+        for name, value in (values or {}).items()
         if name != "nodes"
     }
-    for kind in ("spent", "overshoot"):
-        metrics |= {
-            f"final/{kind}/{resource}": value for resource, value in summary[kind].items()
-        }
-    return _finite(metrics)
 
 
 def _finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
@@ -129,43 +138,18 @@ def _finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
     }
 
 
-START_TIMEOUT = 10.0
-"""Seconds that a run waits for trackers before its first round."""
-
-STALL_TIMEOUT = 30.0
-"""Seconds without any progress after which a tracker is no longer waited for."""
-
-_INTERVAL = 1.0  # seconds between batches
-_BATCH = 50  # rounds in one, so that progress shows
-
-_log = logging.getLogger("fedbudget.trackers")
-
-
-class TrackerGroup:
-    """All trackers of a run."""
-
-    def __init__(self, threads: "Sequence[_TrackerThread]") -> None:
-        self._threads = threads
-
-    def observe(self, record: RoundRecord) -> None:
-        now = time.time()
-        for thread in self._threads:
-            thread.observe(TimedRecord(now, record))
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """When all is in the run's folder."""
-        for thread in self._threads:
-            thread.finish(summary)
-
-
 @contextmanager
 def tracking(
     trackers: Sequence[Tracker], run: RunInfo, earlier: Sequence[RoundRecord]
-) -> Iterator[TrackerGroup]:
-    """Starts trackers, and waits for them at the end; a run that has not finished by then has failed.
+) -> "Iterator[TrackerGroup]":
+    """Start trackers, and wait for them at the end.
+
+    A run fails for its trackers if `finish` was not called in the body.
 
     Args:
-      earlier: rounds of a run that goes on.
+      trackers: of the run.
+      run: the run.
+      earlier: rounds of a resumed run.
     """
     past = [TimedRecord(run.began + record.wall, record) for record in earlier]
     threads = [_TrackerThread(tracker, run, past) for tracker in trackers]
@@ -181,15 +165,34 @@ def tracking(
             thread.wait()
 
 
+class TrackerGroup:
+    """All trackers of a run."""
+
+    def __init__(self, threads: "Sequence[_TrackerThread]") -> None:
+        self._threads = threads
+
+    def observe(self, record: RoundRecord) -> None:
+        """Pass a round to all trackers without waiting."""
+        timed = TimedRecord(time.time(), record)
+        for thread in self._threads:
+            thread.observe(timed)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Pass the summary to all trackers, after all files are in the run's folder."""
+        for thread in self._threads:
+            thread.finish(summary)
+
+
 class _TrackerThread:
-    """One tracker, its thread, and the records that it has not had yet."""
+    """One tracker, its thread, and the records that it has not received yet."""
 
     def __init__(self, tracker: Tracker, run: RunInfo, past: Sequence[TimedRecord]) -> None:
         self._tracker = tracker
         self._run_info = run
         self._pending = deque(past)
         self._summary: Mapping[str, Any] | None = None
-        self.ready, self._over = threading.Event(), threading.Event()
+        self.ready = threading.Event()
+        self._over = threading.Event()
         self._steps = 0
         self._given_up = False
         self._thread = threading.Thread(
@@ -202,19 +205,19 @@ class _TrackerThread:
             self._pending.append(timed)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """The first word on how the run ended counts."""
+        """End the run for the tracker; only the first call counts."""
         if not self._over.is_set():
             self._summary = summary
             self._over.set()
 
     def wait(self) -> None:
-        """Until the tracker has had everything, or nothing gets on."""
+        """Wait until the tracker has finished, or makes no progress."""
         steps = -1
         while self._thread.is_alive():
             if self._steps == steps:
                 self._given_up = True
                 _log.warning(
-                    "%s does not answer; the run ends without it", self._tracker.name
+                    "%s is not responding; the run ends without it", self._tracker.name
                 )
                 return
             steps = self._steps
@@ -227,30 +230,21 @@ class _TrackerThread:
             self.ready.set()
             over = False
             while not over:
-                over = self._over.wait(
-                    _INTERVAL
-                )  # before the list is looked at: what is on it by then is all
+                # Read before the list: if the run is over now, the list is complete.
+                over = self._over.wait(_INTERVAL)
                 while self._pending:
                     self._steps += 1
-                    self._tracker.rounds(
-                        [
-                            self._pending.popleft()
-                            for _ in range(min(_BATCH, len(self._pending)))
-                        ]
-                    )
+                    size = min(_BATCH, len(self._pending))
+                    self._tracker.rounds([self._pending.popleft() for _ in range(size)])
             self._steps += 1
             self._tracker.finish(self._summary)
         except Exception as error:
             if not self._given_up:
+                text = " ".join(str(error).split()) or type(error).__name__
                 _log.warning(
-                    "%s: the run goes on without it: %s",
+                    "%s failed; the run continues without it: %s",
                     self._tracker.name,
-                    _in_a_line(error),
+                    text if len(text) <= 300 else f"{text[:300]} ...",
                 )
         finally:
             self.ready.set()
-
-
-def _in_a_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]} ..."

@@ -1,7 +1,7 @@
-// The charts, drawn by plotly.js from columns; the page and the report have the same ones.
+// The charts of the page and the report, drawn by plotly.js from columns.
 //
-// A chart is a function from columns and an x axis to traces and a layout. What is said by colour is also said by the
-// shape of a marker or the dashes of a line.
+// A chart is a function from columns and an x axis to traces and a layout. Every difference in colour is also a
+// difference in the shape of a marker or in the dashes of a line.
 
 import { colours } from "./theme.js";
 
@@ -13,12 +13,12 @@ export const REASONS = {
   "fixed": { symbol: "diamond", colour: "c1" },
   "recovery": { symbol: "x", colour: "c2" },
 };
-const OWN_REASONS = ["star", "hexagon", "cross", "triangle-down"]; // in turn, for reasons of a user's own controller
+const OWN_REASONS = ["star", "hexagon", "cross", "triangle-down"]; // in turn, for reasons of custom controllers
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 const COLOURS = ["c1", "c2", "c3", "c4", "c5"];
 const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "x", "star"];
 
-// What the x axis can be: [key, label].
+// Choices of the x axis: [key, label].
 export function axes(resources) {
   const unit = (resource) => (resource.unit ? ` (${resource.unit})` : "");
   return [
@@ -33,7 +33,7 @@ export function xOf(columns, key) {
   return columns.spent[key] || columns.round;
 }
 
-// Text of a run's files in a chart, as it is: Plotly would read some HTML in it, and values between braces.
+// Escapes text of a run's files: Plotly interprets some HTML, and values between braces.
 function plain(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("%{", "%&#123;");
 }
@@ -47,19 +47,19 @@ export function loss(columns, key) {
   const c = colours();
   return {
     traces: [
-      line(columns, key, columns.loss, "of the latest parameters", c.c1, "solid"),
-      line(columns, key, columns.best_loss, "of the best parameters so far", c.c2, "dash"),
+      line(columns, key, columns.loss, "latest parameters", c.c1, "solid"),
+      line(columns, key, columns.best_loss, "best parameters so far", c.c2, "dash"),
     ],
     layout: { showlegend: true },
   };
 }
 
-// Whether targets are real numbers, which have errors and no accuracy.
+// Whether targets are real numbers, with an error instead of an accuracy.
 export function isReal(columns) {
   return columns.accuracy.every((value) => value === null) && columns.rmse.some((value) => value !== null);
 }
 
-// Of test samples; RMSE where targets are real.
+// Accuracy on test samples; RMSE for real targets.
 export function accuracy(columns, key) {
   const c = colours();
   const real = isReal(columns);
@@ -73,7 +73,7 @@ export function accuracy(columns, key) {
       line: { color: c.c3, width: 2 }, marker: { size: 5 },
     }],
     layout: { yaxis: real ? {} : { tickformat: ".0%" } },
-    empty: "no accuracy for this model or data",
+    empty: "this model or data has no accuracy",
   };
 }
 
@@ -111,7 +111,7 @@ export function shares(columns, key, resources) {
   };
 }
 
-// One of the small charts: a single curve.
+// A small chart with a single curve.
 export function single(columns, key, y, colour) {
   const known = y.some((value) => value !== null);
   return {
@@ -130,7 +130,7 @@ export function curve(choice) {
   }];
   const finite = choice.G.filter((value) => value !== null && value > 0);
   const low = Math.min(...finite), high = Math.max(...finite);
-  // G soon grows beyond all bounds; what matters is around its minimum, and where the choice is.
+  // G soon becomes very large; show the part around its minimum and around the chosen τ.
   const top = Math.max(Math.min(high, 300 * low), choice.G[at(choice.record.tau)] ?? 0);
   const upright = high / low > 20
     ? { type: "log", range: [Math.log10(low) - 0.2, Math.log10(top) + 0.1], dtick: 1, exponentformat: "power" } : { nticks: 5 };
@@ -144,13 +144,13 @@ export function curve(choice) {
     ],
     layout: {
       showlegend: true, yaxis: upright,
-      xaxis: { title: { text: "τ, local updates in a round", standoff: 6, font: { size: 12 } }, ...(last > 30 ? { type: "log", tickvals: ticks } : {}) },
+      xaxis: { title: { text: "local updates per round (τ)", standoff: 6, font: { size: 12 } }, ...(last > 30 ? { type: "log", tickvals: ticks } : {}) },
     },
-    empty: "G was not looked at in this round",
+    empty: "G was not evaluated in this round",
   };
 }
 
-// Several runs in one chart, each with its own colour, dashes and markers.
+// Several runs in one chart; each has its own colour, dashes and markers.
 export function compared(runs, key, what) {
   const c = colours();
   return {
@@ -169,12 +169,12 @@ export function compared(runs, key, what) {
   };
 }
 
-// Draws into an element, or says why there is nothing to draw.
+// Draws a chart, or shows why there is nothing to draw.
 export function draw(element, figure, { label = "", range = null, still = false } = {}) {
   if (figure.traces.length === 0) {
     Plotly.purge(element);
     element.classList.add("empty");
-    element.textContent = figure.empty || "nothing yet";
+    element.textContent = figure.empty || "no data yet";
     return false;
   }
   if (element.classList.contains("empty")) {
@@ -199,7 +199,7 @@ export function draw(element, figure, { label = "", range = null, still = false 
   return true;
 }
 
-// Where a value of x is in a drawn chart: left, top and height in pixels; null where it is out of sight.
+// Position of a value of x in a drawn chart: left, top and height in pixels; null if it is not visible.
 export function position(element, x) {
   const layout = element._fullLayout;
   if (!layout || !layout.xaxis || x === null || x === undefined) return null;

@@ -1,4 +1,4 @@
-// Several runs in one chart, against what was spent, with a small table.
+// Several runs in one chart over the spent budget, and in a table.
 
 import { choose, el, number, percent, state, table } from "./dom.js";
 import * as charts from "./charts.js";

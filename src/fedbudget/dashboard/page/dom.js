@@ -1,4 +1,4 @@
-// Elements and numbers. Text is always set as text, never as HTML: what a run's files say is not trusted.
+// Elements and numbers. Text is always set as text, never as HTML: the files of a run are not trusted.
 
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -37,7 +37,7 @@ export function ago(seconds) {
   return clock(seconds);
 }
 
-export function lasting(seconds) {
+export function duration(seconds) {
   if (seconds < 1) return "less than a second";
   if (seconds < 90) return `${Math.round(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;

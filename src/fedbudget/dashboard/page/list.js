@@ -1,4 +1,4 @@
-// All runs of the folder, kept up to date, with a box at each to compare it with others.
+// All runs of the folder, updated regularly; check boxes select runs to compare.
 
 import { clock, el, number, percent, state, table } from "./dom.js";
 
@@ -9,15 +9,15 @@ export function listView(picked) {
   let before = "";
   function pickable() {
     compare.disabled = picked.size < 2;
-    compare.textContent = picked.size < 2 ? "Compare: pick two or more" : `Compare ${picked.size} runs`;
+    compare.textContent = picked.size < 2 ? "Compare: select two or more" : `Compare ${picked.size} runs`;
   }
   function show({ folder, runs }) {
     const now = JSON.stringify(runs);
-    if (now === before) return; // so that focus stays where it is
+    if (now === before) return; // keeps the focus
     before = now;
     const focused = document.activeElement?.dataset?.pick;
     if (runs.length === 0) {
-      holder.replaceChildren(el("p", {}, `There are no runs in ${folder} yet. fedbudget run makes one, and it appears here.`));
+      holder.replaceChildren(el("p", {}, `There are no runs in ${folder} yet. Start one with: fedbudget run`));
       return;
     }
     holder.replaceChildren(el("div", { class: "card list scroll" }, table("", ["compare", "run", "state", "what", "#loss", "#accuracy", "#rounds", "spent", "began"], runs.map(row), "stacks")));

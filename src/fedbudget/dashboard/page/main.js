@@ -1,4 +1,4 @@
-// Which page this is, by its address; and its life: asked for, shown, kept up to date.
+// Chooses the page by its address, loads its data, shows it and keeps it up to date.
 
 import { ask, liveSource } from "./source.js";
 import { compareView } from "./compare.js";
@@ -7,17 +7,17 @@ import { listView } from "./list.js";
 import { runView } from "./run.js";
 import { themed } from "./theme.js";
 
-const EVERY = 2000; // milliseconds between two looks at a list
+const EVERY = 2000; // milliseconds between two requests of a list
 const content = document.getElementById("content");
 let redraw = () => {};
 
-// The charts' library is large, and nothing else gets on while the browser reads it: only when figures are to be seen.
+// Plotly is large and blocks the browser while it loads: load it after the figures are visible.
 function library() {
   return new Promise((ready, failed) => {
     const script = el("script", { src: "/plotly.js" });
     script.addEventListener("load", ready);
-    script.addEventListener("error", () => failed(new Error("plotly.js could not be read")));
-    requestAnimationFrame(() => setTimeout(() => document.head.append(script))); // after the next picture
+    script.addEventListener("error", () => failed(new Error("plotly.js could not be loaded")));
+    requestAnimationFrame(() => setTimeout(() => document.head.append(script))); // after the next frame
   });
 }
 
@@ -26,7 +26,7 @@ function where(...parts) {
   document.getElementById("where").replaceChildren(...parts.flatMap((part) => [" / ", part]).slice(1));
 }
 
-// Again and again, while somebody looks.
+// Repeats while the page is visible.
 function repeat(work) {
   setInterval(() => { if (!document.hidden) work().catch(() => {}); }, EVERY);
 }
@@ -35,9 +35,9 @@ async function list() {
   where("Runs");
   const view = listView(new Set());
   content.replaceChildren(view.page);
-  const look = async () => view.show(await ask("/api/runs"));
-  await look();
-  repeat(look);
+  const refresh = async () => view.show(await ask("/api/runs"));
+  await refresh();
+  repeat(refresh);
 }
 
 async function run(name) {
@@ -53,25 +53,25 @@ async function run(name) {
 
 async function compare(names) {
   where(el("a", { href: "/" }, "Runs"), "Compare");
-  const look = () => Promise.all(names.map(async (name) => ({ ...await liveSource(name).view(), link: `/run/${encodeURIComponent(name)}` })));
-  let [views] = await Promise.all([look(), library()]);
+  const load = () => Promise.all(names.map(async (name) => ({ ...await liveSource(name).view(), link: `/run/${encodeURIComponent(name)}` })));
+  let [views] = await Promise.all([load(), library()]);
   const view = compareView(views);
   content.replaceChildren(el("h1", {}, `${names.length} runs compared`), view.page);
   view.begin();
   redraw = view.redraw;
   repeat(async () => {
     if (views.every((each) => each.summary)) return;
-    views = await look();
+    views = await load();
     view.update(views);
   });
 }
 
-function complain(error) {
-  content.replaceChildren(el("h1", {}, "This cannot be shown"), el("p", {}, error.message), el("p", {}, el("a", { href: "/" }, "All runs")));
+function showError(error) {
+  content.replaceChildren(el("h1", {}, "This page cannot be shown"), el("p", {}, error.message), el("p", {}, el("a", { href: "/" }, "All runs")));
 }
 
 themed(document.getElementById("theme"), () => redraw());
 const asked = new URLSearchParams(location.search).getAll("run");
 const named = location.pathname.match(/^\/run\/(.+)$/);
 const page = named ? run(decodeURIComponent(named[1])) : location.pathname === "/compare" && asked.length ? compare(asked) : list();
-page.catch(complain);
+page.catch(showError);

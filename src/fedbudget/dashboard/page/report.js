@@ -1,4 +1,4 @@
-// The report: the same views from figures that are in the file.
+// The report: the views of the page, with figures from the file.
 
 import { compareView } from "./compare.js";
 import { el, state } from "./dom.js";
@@ -9,7 +9,7 @@ const given = JSON.parse(document.getElementById("figures").textContent);
 const content = document.getElementById("content");
 const views = [];
 
-// Of a run that is over, all is here; of its G curves those of as many rounds as were kept.
+// The file has all rows that the charts need, and the G curves of up to 300 rounds.
 function keptSource(run) {
   const kept = run.choices.map((choice) => choice.record.round);
   return {

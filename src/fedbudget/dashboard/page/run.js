@@ -1,11 +1,11 @@
 // One run: gauges, charts that share an x axis, the round in focus with its G curve, nodes and settings.
 //
-// The round in focus is the last one until somebody points at another: with the pointer, the slider or the arrow keys.
+// The round in focus is the last one until the user selects another with the pointer, the slider or the arrow keys.
 
-import { ago, choose, clock, el, lasting, number, percent, state, table } from "./dom.js";
+import { ago, choose, clock, duration, el, number, percent, state, table } from "./dom.js";
 import * as charts from "./charts.js";
 
-const MANY = 2500; // rows in the page, from which on they are asked for again, thinned
+const MANY = 2500; // rows in the page; beyond it, the page requests thinned rows
 const CALM = 1000; // milliseconds between two drawings of a live run
 const LISTED = 12; // nodes shown at first
 
@@ -21,7 +21,7 @@ export function runView(source, view, { headed = true, alone = true, open = fals
   const nodes = el("section", { class: "card", "aria-label": "Nodes" });
   const notice = el("p", { class: "note", role: "status" });
 
-  // Charts, each drawn in a frame of its own so that the page never stops for long.
+  // Charts, drawn over several frames so that the page stays responsive.
   const plots = [];
   const waiting = new Map();
   let frame = 0;
@@ -81,7 +81,7 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     for (const [name, pixels] of Object.entries(place || {})) each.line.style[name] = `${pixels}px`;
   }
 
-  // Zoom: the same stretch in all charts, with every round of it where they are few enough.
+  // Zoom: the same range in all charts, with every round of it if there are not too many.
   async function zoom(range) {
     at.range = range;
     at.zoomed = null;
@@ -124,11 +124,11 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     const what = record.tau > 0 ? `τ = ${record.tau}` : "no update";
     const rest = [`loss ${number(record.loss)}`, record.accuracy === null ? null : `accuracy ${percent(record.accuracy)}`,
       Object.entries(spent).map(([name, text]) => `${name} ${text}`).join(", "), choice.missed ? `${choice.missed} nodes missing` : null];
-    const sentence = choice.sentence.replace(/^[a-z]/, (letter) => letter.toUpperCase()); // but not τ, which would be a T
+    const sentence = choice.sentence.replace(/^[a-z]/, (letter) => letter.toUpperCase()); // not τ, which would become a T
     words.replaceChildren(el("strong", {}, `Round ${record.round}: ${what}, ${record.reason}. `), `${sentence}. `,
       el("span", { class: "muted" }, rest.filter(Boolean).join(" · ")));
     words.dataset.round = record.round;
-    words.setAttribute("aria-live", at.follows ? "off" : "polite"); // a live run would never stop talking
+    words.setAttribute("aria-live", at.follows ? "off" : "polite"); // a screen reader would read every round of a live run
     slider.setAttribute("aria-valuetext", `round ${record.round}, ${what}, ${record.reason}`);
   }
   function keys(event) {
@@ -139,13 +139,13 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     focusOn(at.focus + step);
   }
 
-  // The charts there are.
+  // All charts.
   const small = (title, of, colour, name) => plot(title, (columns) => charts.single(columns, at.key, of(columns), colour), { kind: "small", name });
   const cost = view.resources.length < 2 ? null : choose("Costs of", view.resources.map(({ name }) => [name, name]), at.cost, (name) => { at.cost = name; queue(); });
   const grid = el("div", { class: "charts" },
     plot("Loss on the round's samples", (columns) => charts.loss(columns, at.key), { name: "loss" }),
     plot(`${charts.isReal(view.columns) ? "RMSE" : "Accuracy"} on test samples`, (columns) => charts.accuracy(columns, at.key), { name: "accuracy" }),
-    plot("τ of each round, and what chose it", (columns) => charts.chosen(columns, at.key), { kind: "half wide", name: "tau" }),
+    plot("Local updates per round (τ), and the reason", (columns) => charts.chosen(columns, at.key), { kind: "half wide", name: "tau" }),
     plot("G(τ) of the round in focus", () => choice && charts.curve(choice), {
       kind: "half side", shared: false, name: "G",
       after: el("div", {}, words, el("div", { class: "round-controls" }, previous, slider, next, latest)),
@@ -157,20 +157,20 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     small("δ̂, divergence", (columns) => columns.delta, "c3", "delta"),
     small("η, step size", (columns) => columns.eta, "c4", "eta"),
     small("ĉ, cost of an update", (columns) => columns.c[at.cost] || [], "c1", "c"),
-    small("b̂, of an aggregation", (columns) => columns.b[at.cost] || [], "c2", "b"),
+    small("b̂, cost of an aggregation", (columns) => columns.b[at.cost] || [], "c2", "b"),
   );
   nodes.classList.remove("card");
   const bend = plots.find((each) => !each.shared);
 
   const again = el("button", { type: "button", disabled: true, onclick: () => zoom(null) }, "Whole run");
   const controls = el("div", { class: "bar-of-controls" },
-    choose("Charts against", charts.axes(view.resources), at.key, (key) => { at.key = key; zoom(null); }),
-    cost, again, el("span", { class: "note" }, "Drag in a chart to look closer. ← and → move the round."), notice);
+    choose("X axis", charts.axes(view.resources), at.key, (key) => { at.key = key; zoom(null); }),
+    cost, again, el("span", { class: "note" }, "Drag in a chart to zoom. ← and → change the round."), notice);
   const settings = el("details", { class: "card settings", open }, el("summary", {}, "Settings"),
     el("dl", {}, ...Object.entries(view.settings).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))));
   page.append(head, tiles, gauges, controls, grid, settings);
 
-  // What changes while the run goes on.
+  // Parts that change during the run.
   function show() {
     head.replaceChildren(...(headed ? [el("h1", {}, view.name), el("p", { class: "sub" }, view.title, " · ", state(view.state))] : []),
       el("p", { class: "lead" }, view.paragraph));
@@ -206,7 +206,7 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     later();
     if (at.follows) focusOn(latestRound(view), true);
   }
-  // Charts of a live run are drawn anew once a second at most; figures and gauges change at once.
+  // Charts of a live run are redrawn at most once a second; figures and gauges change at once.
   let timer = 0, last = -Infinity;
   function later() {
     timer ||= setTimeout(() => {
@@ -218,9 +218,9 @@ export function runView(source, view, { headed = true, alone = true, open = fals
   function follow() {
     if (!source.follow || view.summary) return;
     stop = source.follow(view.rounds, {
-      trouble: (is) => { notice.textContent = is ? "The connection is lost; trying again." : ""; },
+      trouble: (is) => { notice.textContent = is ? "The connection is lost; reconnecting." : ""; },
       reset: async () => { view = await source.view(); show(); queue(); follow(); },
-      // One after the other: while the whole is asked for again, the next news may already be here.
+      // In order: the next event may arrive while the whole run is requested again.
       news: (news) => { turn = turn.then(() => take(news)); },
     });
   }
@@ -233,11 +233,11 @@ export function runView(source, view, { headed = true, alone = true, open = fals
   };
 }
 
-// Where the loss will be, with its interval; or why that cannot be known.
+// The forecast of the loss with its interval, or the reason why there is none.
 function forecastTile({ ended, chance, median, low, high, reason }, tile) {
-  const name = ended ? "Loss with half as much again" : "Loss at the end";
-  if (median === undefined) return tile(name, "–", `not known: ${reason}`, "forecast");
-  return tile(name, number(median), `${number(low)} to ${number(high)} with a chance of ${percent(chance)}`, "forecast");
+  const name = ended ? "Loss with 50 % more budget" : "Loss at the end";
+  if (median === undefined) return tile(name, "–", `unknown: ${reason}`, "forecast");
+  return tile(name, number(median), `${number(low)} to ${number(high)}, ${Math.round(100 * chance)} % interval`, "forecast");
 }
 
 // The last round that chose a τ: the one after it only evaluates the loss.
@@ -249,7 +249,7 @@ function latestRound(view) {
 
 function gauge(given) {
   const share = Math.min(1, given.share);
-  const until = given.until === null ? null : `at this pace until ${clock(given.until)} (${lasting(Math.max(0, given.until - Date.now() / 1000))})`;
+  const until = given.until === null ? null : `at this pace until ${clock(given.until)} (${duration(Math.max(0, given.until - Date.now() / 1000))})`;
   const note = given.over ? `${given.over} over` : `${given.left} left`;
   return el("section", { class: `card gauge${given.over ? " over" : ""}`, "data-gauge": given.name },
     el("header", {}, el("h2", {}, given.name), el("span", { class: "amount" }, given.text)),
@@ -259,27 +259,27 @@ function gauge(given) {
 }
 
 function nodesTable(status, view, open) {
-  if (!status || status.count === 0) return el("p", { class: "note" }, "The run does not say who took part.");
+  if (!status || status.count === 0) return el("p", { class: "note" }, "This run has no list of its nodes.");
   const { samples } = status;
-  const about = `${number(status.count)} nodes with ${number(samples.total)} samples: ${number(samples.smallest)} to ${number(samples.largest)} each, ${number(samples.median)} in the middle.`;
+  const about = `${number(status.count)} nodes with ${number(samples.total)} samples: ${number(samples.smallest)} to ${number(samples.largest)} each, median ${number(samples.median)}.`;
   if (status.nodes.length === 0) return el("p", {}, about);
   const remote = status.nodes.some((node) => node.last_seen !== null);
   const time = view.columns.c.time;
   const simulated = time && time.length ? time[time.length - 1] : null;
   const cost = (seconds) => (seconds === null || seconds === undefined ? "–" : `${number(1000 * seconds, 3)} ms`);
   const shares = status.nodes.some((node) => node.updates);
-  const waited = (share) => (share === null || share === undefined ? "–" : percent(share));
+  const idle = (share) => (share === null || share === undefined ? "–" : percent(share));
   const rows = status.nodes.map((node) => [
     node.name, number(node.samples), cost(node.step_seconds ?? (simulated && node.speed ? simulated / node.speed : simulated)),
-    ...(shares ? [node.updates ? number(node.updates) : "–", waited(node.idle), waited(node.idle_equal)] : []),
+    ...(shares ? [node.updates ? number(node.updates) : "–", idle(node.idle), idle(node.idle_equal)] : []),
     ...(remote ? [node.last_seen === null ? "never" : view.summary ? clock(node.last_seen) : ago(node.last_seen), number(node.missed), ...(view.summary ? [] : [node.state || ""])] : [])]);
-  const headings = ["node", "#samples", "#per update", ...(shares ? ["#updates", "#waited", "#with the same τ"] : []), ...(remote ? ["#last seen", "#missed", ...(view.summary ? [] : ["now"])] : [])];
+  const headings = ["node", "#samples", "#per update", ...(shares ? ["#updates", "#idle", "#idle at equal τ"] : []), ...(remote ? ["#last seen", "#missed", ...(view.summary ? [] : ["now"])] : [])];
   const listed = el("div", { class: "scroll" }, table("", headings, rows.slice(0, LISTED)));
   const more = rows.length <= LISTED ? null : el("details", { open }, el("summary", {}, `${rows.length - LISTED} more`), el("div", { class: "scroll" }, table("", headings, rows.slice(LISTED))));
-  return el("div", {}, el("p", { class: "note" }, about, remote ? "" : " They are simulated, and an update costs them what it cost in the last round."), listed, more);
+  return el("div", {}, el("p", { class: "note" }, about, remote ? "" : " They are simulated; the cost of an update is that of the last round."), listed, more);
 }
 
-// Adds rows that come after a round; gives how many.
+// Appends rows after a round; returns their number.
 function append(columns, more, after) {
   const rows = more.round.map((round, row) => row).filter((row) => more.round[row] > after);
   const add = (to, from) => {
@@ -292,7 +292,7 @@ function append(columns, more, after) {
   return rows.length;
 }
 
-// The row whose round is the last that is not after this one.
+// The last row whose round is at most this one.
 function nearest(rounds, round) {
   let low = 0, high = rounds.length - 1;
   while (low < high) {
@@ -302,14 +302,14 @@ function nearest(rounds, round) {
   return high < 0 ? -1 : low;
 }
 
-// The x of a round that is not drawn itself: on the line between its neighbours.
+// The x of a round that is not drawn, interpolated between its neighbours.
 function between(columns, key, round, row) {
   const x = charts.xOf(columns, key), rounds = columns.round;
   if (rounds[row] >= round || row + 1 >= rounds.length) return x[row];
   return x[row] + ((round - rounds[row]) / (rounds[row + 1] - rounds[row])) * (x[row + 1] - x[row]);
 }
 
-// What the accuracy is measured on, and what whoever says one class only would have.
+// The note below the accuracy, with the accuracy of always predicting the majority class.
 function toBeat(view) {
   const majority = view.summary?.to_beat?.accuracy;
   return majority === undefined ? "on test samples" : `on test samples; majority class ${percent(majority)}`;

@@ -1,10 +1,10 @@
-// Where a run's page gets its figures from: the dashboard's own address, live.
+// The live source of a run's figures: the dashboard's own server.
 
 export async function ask(path) {
   const answer = await fetch(path, { headers: { accept: "application/json" } });
   if (!answer.ok) {
-    const said = await answer.json().catch(() => ({}));
-    throw new Error(said.error || `the dashboard answered ${answer.status}`);
+    const content = await answer.json().catch(() => ({}));
+    throw new Error(content.error || `the dashboard answered with status ${answer.status}`);
   }
   return answer.json();
 }
@@ -22,12 +22,12 @@ export function liveSource(name) {
       }
       return known.get(round);
     },
-    // Calls back with news after a round, until the run ends; gives what stops it.
+    // Calls back with the news after a round, until the run ends; returns a function that stops it.
     follow(after, { news, reset, trouble }) {
       const events = new EventSource(`${at}/events?after=${after}`);
-      const told = (event) => news(JSON.parse(event.data));
-      events.addEventListener("now", told);
-      events.addEventListener("end", (event) => { events.close(); told(event); });
+      const update = (event) => news(JSON.parse(event.data));
+      events.addEventListener("now", update);
+      events.addEventListener("end", (event) => { events.close(); update(event); });
       events.addEventListener("reset", () => { events.close(); known.clear(); reset(); });
       events.addEventListener("error", () => trouble(true));
       events.addEventListener("open", () => trouble(false));

@@ -1,4 +1,4 @@
-// Dark or light: as the system has it, until somebody says otherwise.
+// Dark or light: the system's setting, until the user changes it.
 
 const KEY = "fedbudget-theme";
 
@@ -22,7 +22,7 @@ function stored(value) {
   }
 }
 
-// Calls `changed` when colours are other ones.
+// Calls `changed` when the colours change.
 export function themed(button, changed) {
   const before = stored();
   if (before === "dark" || before === "light") document.documentElement.dataset.theme = before;
