@@ -121,5 +121,5 @@ def _samples(nodes: int, rounds: int) -> _Samples:
     return _Samples(
         [table.scaled(own) for own in rows],
         [table.y[own] for own in rows],
-        [sampler.round(TAU, anew=True) for _ in range(rounds)],
+        [sampler.round(TAU, fresh=True) for _ in range(rounds)],
     )

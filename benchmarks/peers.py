@@ -220,7 +220,7 @@ def _write(path: Path, rounds: int) -> None:
     prepared = simulate(settings(NODES, rounds), Overrides(dataset=dataset()))
     shards = prepared.shards
     sampler = Sampler(shards.size, batch_of(prepared.settings), prepared.settings.seed)
-    drawn = [sampler.round(TAU, anew=True) for _ in range(rounds)]
+    drawn = [sampler.round(TAU, fresh=True) for _ in range(rounds)]
     batches = [
         [
             [one.of(node, update, int(shards.size[node])) for update in range(TAU)]

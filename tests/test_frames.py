@@ -50,7 +50,7 @@ def test_one_is_given_to_nodes_and_a_share_of_it_held_out(frames: list[Any]) -> 
 
 def test_what_is_wrong_with_one_is_said_in_pythons_words(frames: list[Any]) -> None:
     with pytest.raises(
-        fedbudget.UserError, match=r"what may do: drop patient,visit impute mean$"
+        fedbudget.UserError, match=r"Try: drop patient,visit impute mean$"
     ):
         fedbudget.train(shards=frames, target="outcome", **ASKED)
 
@@ -94,7 +94,7 @@ def test_raw_columns_are_warned_of_and_standardised_ones_learn() -> None:
     x = np.column_stack([rng.normal(0, 1000, 200), rng.normal(5 + 0.02 * y, 0.01, 200)])
     shards = [(x[:100], y[:100]), (x[100:], y[100:])]
     with pytest.warns(
-        UserWarning, match=r"on very different scales .*; standardise brings all to mean 0"
+        UserWarning, match=r"on very different scales .*; standardise scales all of them to mean 0"
     ):
         raw = fedbudget.train(shards=shards, test=(x, y), model="softmax", budget="time=3s")
     even = fedbudget.train(

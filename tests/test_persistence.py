@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.durable_files import persistently
+from fedbudget.durable_files import with_retries
 
 TAKES_ALL = """
 import os, sys
 from pathlib import Path
-from fedbudget import atomic_file
-from fedbudget.durable_files import keep_descriptors, persistently
-keep_descriptors()
+from fedbudget import durable_files
+from fedbudget.durable_files import reserve_descriptors, with_retries
+reserve_descriptors()
 taken = []
 try:
     while True:
@@ -23,7 +23,7 @@ try:
 except OSError:
     pass
 for text in (b"one", b"two"):
-    persistently(lambda: atomic_file.replace(Path(sys.argv[1]), text))
+    with_retries(lambda: durable_files.replace(Path(sys.argv[1]), text))
 try:
     os.open(os.devnull, os.O_RDONLY)
 except OSError:
@@ -48,7 +48,7 @@ def test_what_passes_is_waited_for() -> None:
             raise OSError(number, os.strerror(number))
         return "done"
 
-    assert persistently(action) == "done"
+    assert with_retries(action) == "done"
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_what_does_not_pass_is_told(number: int, patience: float) -> None:
         raise OSError(number, os.strerror(number))
 
     with pytest.raises(OSError, match=os.strerror(number)):
-        persistently(action, patience)
+        with_retries(action, patience)

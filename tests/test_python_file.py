@@ -76,7 +76,7 @@ def test_what_is_wrong_with_a_file_is_said(
 
 def test_a_reference_without_a_name_or_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"net\.py: say what of the file is meant, as net\.py:NAME"
+        UserError, match=r"net\.py: name an object of the file, as in net\.py:NAME"
     ):
         load("net.py")
     with pytest.raises(UserError, match=r"nowhere\.py does not exist"):

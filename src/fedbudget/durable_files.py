@@ -1,13 +1,12 @@
-"""Files that are written whole or not at all, and that are still there after a crash or a power cut.
+"""Files that are written completely or not at all, and survive a crash or a power cut.
 
-A file is written beside its place under a name of its own, forced to the disk, and moved there in one step; then the
-folder is forced to the disk too. When anything fails, what was in its place before is still there, and nothing is left
-beside it. Of several writers at once the last one wins.
-
-What must be written is tried again when it fails for a reason that may pass: a disk that is full, too many files.
-
-A program that others connect to can run out of descriptors by their doing. So it keeps some back, which are let go for
-as long as something is to be written. Space on the disk is kept back too, and let go when there is no other.
+- A file is written under a temporary name in the same folder, synced to the disk and
+  renamed in one step. Then the folder is synced. After a failure the old file is unchanged
+  and the temporary file is gone. With several writers, the last one wins.
+- `with_retries` repeats a write that fails for a temporary reason: a full disk, or too many
+  open files.
+- Remote peers can use up a server's file descriptors. So the process reserves some and
+  releases them while it writes. Disk space can be reserved in the same way.
 """
 
 import contextlib
@@ -20,91 +19,78 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+T = TypeVar("T")
+
+PATIENCE = 10.0
+"""Seconds after which `with_retries` gives up."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
+_TEMPORARY = _FULL | _OUT_OF_DESCRIPTORS | {errno.EAGAIN, errno.EINTR}
+_PAUSE = 0.2  # seconds
+_FREE_FACTOR = 4  # free disk space must be this many times the reserved space
+_RESERVED = 12  # descriptors: a file, its folder, and files that libraries open meanwhile
+_reserved: list[int] = []
+_lock = threading.Lock()
+
 
 def replace(path: Path, content: bytes | Sequence[bytes | memoryview]) -> None:
-    """Writes `content`, all of its parts, to `path` in one step; an OSError when it cannot be, a full disk say."""
+    """Write `content` to `path` in one step.
+
+    Args:
+      path: of the file; its folder must exist.
+      content: bytes, or several parts to write one after the other.
+
+    Raises:
+      OSError: the file cannot be written, for example because the disk is full.
+    """
     with replacing(path) as file:
         file.writelines([content] if isinstance(content, bytes) else content)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose contents are at `path` once the `with` is left without an error.
+    """Open a stream that becomes the file at `path` if the `with` ends without an error.
 
     Args:
-      path: of the file; its folder must be there.
+      path: of the file; its folder must exist.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _put(beside, path)
+        _rename(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 
-def move(beside: Path, path: Path) -> None:
-    """Puts a complete file, written in the same folder, at `path`."""
-    with beside.open("rb+") as file:
+def move(source: Path, path: Path) -> None:
+    """Sync a complete file and rename it to `path` in the same folder."""
+    with source.open("rb+") as file:
         os.fsync(file.fileno())
-    _put(beside, path)
+    _rename(source, path)
 
 
-def _put(beside: Path, path: Path) -> None:
-    beside.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # where folders cannot be opened
+def _rename(source: Path, path: Path) -> None:
+    source.replace(path)
+    if os.name == "nt":  # folders cannot be opened there
         return
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-T = TypeVar("T")
-
-PATIENCE = 10.0
-"""Seconds until it is given up."""
-
-_MAY_PASS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EAGAIN,
-    errno.EINTR,
-}
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
-_PAUSE = 0.2  # seconds
-_AMPLE = (
-    4  # times the space that is kept back must be free, or nothing else could be written
-)
-_KEPT = 12  # descriptors: a file, its folder, and what a library opens meanwhile
-_spare: list[int] = []
-_lock = threading.Lock()
-
-
-def keep_descriptors() -> None:
-    """Keeps some back from now on."""
-    with _lock, contextlib.suppress(OSError):
-        while len(_spare) < _KEPT:
-            _spare.append(os.open(os.devnull, os.O_RDONLY))
-
-
 class SpareSpace:
-    """A file that is there to be removed when the disk is full.
+    """A file that reserves disk space and is removed when the disk is full.
 
     Args:
-      path: where it is.
+      path: of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,12 +98,12 @@ class SpareSpace:
         self._size = 0
 
     def keep(self, size: int) -> None:
-        """So many bytes, if there is much more than that; nothing where the system cannot say."""
+        """Reserve `size` bytes if four times that are free; otherwise do nothing."""
         if size <= self._size or not hasattr(os, "posix_fallocate"):
             return
         try:
             disk = os.statvfs(self._path.parent)
-            if disk.f_bavail * disk.f_frsize < _AMPLE * size:
+            if disk.f_bavail * disk.f_frsize < _FREE_FACTOR * size:
                 return
             handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
@@ -129,46 +115,55 @@ class SpareSpace:
             self.release()
 
     def release(self) -> bool:
-        """Whether there was any."""
-        had, self._size = self._size > 0, 0
+        """Free the space. Return whether any was reserved."""
+        reserved = self._size > 0
+        self._size = 0
         with contextlib.suppress(OSError):
             self._path.unlink()
-        return had
+        return reserved
 
 
-def persistently(
+def with_retries(
     action: Callable[[], T], patience: float | None = None, spare: SpareSpace | None = None
 ) -> T:
-    """What it gives, once it has worked; the last OSError, when it does not for so long.
+    """Call `action` until it succeeds, and return its result.
 
     Args:
-      action: may be called several times.
-      patience: in seconds; PATIENCE when not given.
-      spare: what is let go when the disk is full.
+      action: may run several times.
+      patience: in seconds; PATIENCE by default.
+      spare: released when the disk is full.
+
+    Raises:
+      OSError: the last error, if it is permanent or `patience` is over.
     """
-    began = time.monotonic()
+    limit = PATIENCE if patience is None else patience
+    start = time.monotonic()
     released = False
     try:
         while True:
             try:
                 return action()
             except OSError as error:
-                waited = time.monotonic() - began
-                if error.errno not in _MAY_PASS or waited > (
-                    PATIENCE if patience is None else patience
-                ):
+                if error.errno not in _TEMPORARY or time.monotonic() - start > limit:
                     raise
-                if error.errno in _OUT_OF_DESCRIPTORS and _spare:
+                if error.errno in _OUT_OF_DESCRIPTORS and _reserved:
                     released = True
-                    _let_go()
+                    _release_descriptors()
                 elif error.errno not in _FULL or spare is None or not spare.release():
                     time.sleep(_PAUSE)
     finally:
         if released:
-            keep_descriptors()
+            reserve_descriptors()
 
 
-def _let_go() -> None:
+def reserve_descriptors() -> None:
+    """Reserve file descriptors for `with_retries`."""
+    with _lock, contextlib.suppress(OSError):
+        while len(_reserved) < _RESERVED:
+            _reserved.append(os.open(os.devnull, os.O_RDONLY))
+
+
+def _release_descriptors() -> None:
     with _lock:
-        while _spare:
-            os.close(_spare.pop())
+        while _reserved:
+            os.close(_reserved.pop())

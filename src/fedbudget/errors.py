@@ -1,11 +1,13 @@
-"""Errors for people.
+"""Exceptions with messages for users.
 
-`UserError` is a mistake in what was asked (a wrong option, a bad file): one clear line, exit code 2.
-Everything else that goes wrong is a failure of the work itself: exit code 1, and one clear line where it is foreseen
-(`WorkError`). Of the two sides of a conversation, `LocalError` is ours and `PeerError` the other's (protocol/).
+- `UserError`: the request is wrong (a bad option, a bad file). One line, exit code 2.
+- `WorkError`: the work failed for another, foreseen reason. One line, exit code 1.
+- Between two machines, `LocalError` is our own failure and `PeerError` the other side's
+  (see protocol/).
 
-An option has a name in each language: `step_size` in Python, `step-size` in a file, `--step-size` on the command line.
-A message has it in backticks, as in Python, and whoever shows the message spells it as its reader does.
+Option names are spelled differently in Python (`step_size`), in a file (`step-size`) and on
+the command line (`--step-size`). Messages contain the Python name in backticks. The code
+that prints a message replaces it by the spelling of its reader.
 """
 
 import re
@@ -16,19 +18,19 @@ from typing import Any
 
 
 class FedbudgetError(Exception):
-    """All errors of fedbudget's own."""
+    """Base class of all exceptions of fedbudget."""
 
 
 class UserError(FedbudgetError, ValueError):
-    """What was asked cannot be done; the message says what is wrong, where, and what would be right.
+    """A request that cannot be fulfilled. The message states cause, place and remedy.
 
     >>> error = UserError("`step_size` must be positive")
-    >>> str(error), error.spelled(key), error.spelled(flag)
-    ('step_size must be positive', 'step-size must be positive', '--step-size must be positive')
+    >>> str(error), error.spelled(flag)
+    ('step_size must be positive', '--step-size must be positive')
     """
 
     def spelled(self, spell: Callable[[str], str]) -> str:
-        """The message, with the names of options as `spell` writes them."""
+        """Return the message with option names converted by `spell`."""
         return re.sub(r"`(\w+)`", lambda name: spell(name[1]), super().__str__())
 
     def __str__(self) -> str:
@@ -36,27 +38,31 @@ class UserError(FedbudgetError, ValueError):
 
 
 class WorkError(FedbudgetError, RuntimeError):
-    """The work failed for a reason that is not in what was asked; the message is all that a person needs of it."""
+    """The work failed although the request was valid. No traceback is needed."""
 
 
 def key(name: str) -> str:
-    """An option's name as it is written in a file."""
+    """Return an option's name as written in a file."""
     return name.replace("_", "-")
 
 
 def flag(name: str) -> str:
-    """An option's name as it is written on the command line."""
+    """Return an option's name as written on the command line."""
     return f"--{key(name)}"
 
 
 @contextmanager
-def needing(what: str, extra: str = "full") -> Iterator[None]:
-    """Says which extra to install, where a package that is imported within is missing.
+def requires_package(what: str, extra: str = "full") -> Iterator[None]:
+    """Turn a failing import into an error that names the extra to install.
 
-    >>> with needing("a picture"):
-    ...     import no_such_package
+    Args:
+      what: the feature that needs the package.
+      extra: the extra of fedbudget that contains it.
+
+    >>> with requires_package("TLS", "net"):
+    ...     import no
     Traceback (most recent call last):
-    fedbudget.errors.UserError: a picture needs no_such_package; install it with: pip install 'fedbudget[full]'
+    fedbudget.errors.UserError: TLS needs no; install it with: pip install 'fedbudget[net]'
     """
     try:
         yield
@@ -67,11 +73,11 @@ def needing(what: str, extra: str = "full") -> Iterator[None]:
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
-    """What a person's own code raises within, as an error in one line.
+def as_user_error(what: str) -> Iterator[None]:
+    """Turn any exception of the user's own code inside the `with` into a one-line error.
 
     Args:
-      what: cannot be done then, such as "net.py:Net cannot be made".
+      what: start of the message, such as "net.py:Net cannot be created".
     """
     try:
         yield
@@ -84,14 +90,17 @@ def explained(what: str) -> Iterator[None]:
 def unknown(
     what: str, name: str, known: Iterable[str], otherwise: str | None = None
 ) -> UserError:
-    """The error of a name that does not exist: with the name that was probably meant or, where none is near, with all.
+    """Return the error for an unknown name, with the most similar known name as a hint.
 
     Args:
-      what: what it would be the name of.
-      otherwise: what to say where none is near, in place of all names.
+      what: the kind of thing that has the name.
+      known: all valid names.
+      otherwise: the hint if no known name is similar; lists all names by default.
 
-    >>> str(unknown("model", "sofmax", ["svm", "softmax"])), str(unknown("model", "resnet", ["svm", "softmax"]))
-    ("unknown model 'sofmax'; did you mean softmax?", "unknown model 'resnet'; use one of svm, softmax")
+    >>> str(unknown("model", "sofmax", ["svm", "softmax"]))
+    "unknown model 'sofmax'; did you mean softmax?"
+    >>> str(unknown("model", "resnet", ["svm", "softmax"]))
+    "unknown model 'resnet'; use one of svm, softmax"
     """
     names = list(known)
     hint = suggestion(name, names) or otherwise or f"use one of {', '.join(names)}"
@@ -99,13 +108,13 @@ def unknown(
 
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:
-    """A question for the name that was probably meant, if one is near."""
+    """Return "did you mean ...?" with the most similar name, or None if none is similar."""
     near = get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]}?" if near else None
 
 
 def printable(text: str, longest: int = 1000) -> str:
-    """A text from elsewhere as it may be shown on a terminal: without control characters, and not endless.
+    """Return at most `longest` characters of an untrusted text, without control characters.
 
     >>> printable("one\\ttwo"), printable("three", longest=2)
     ('one\ufffdtwo', 'th…')
@@ -115,7 +124,7 @@ def printable(text: str, longest: int = 1000) -> str:
 
 
 def printable_texts(values: Any) -> Any:
-    """All texts in a structure of dicts, lists and tuples, so.
+    """Apply `printable` to all texts in nested dicts, lists and tuples.
 
     >>> printable_texts({"reason": ["a\\tb", 3]})
     {'reason': ['a\ufffdb', 3]}
@@ -126,8 +135,6 @@ def printable_texts(values: Any) -> Any:
         return {
             printable(str(name)): printable_texts(value) for name, value in values.items()
         }
-    return (
-        type(values)(map(printable_texts, values))
-        if isinstance(values, list | tuple)
-        else values
-    )
+    if isinstance(values, list | tuple):
+        return type(values)(map(printable_texts, values))
+    return values

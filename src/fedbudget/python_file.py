@@ -1,7 +1,7 @@
-"""What a person has written in a Python file, by the file and a name in it: `net.py:Net`.
+"""Objects from the user's Python files, named by file and object: `net.py:Net`.
 
-The file is run as Python runs a program: its folder is where it imports from first, and it is the module that others
-import by its name. It is run once in a process, however many names are taken from it.
+A file runs like a Python script: imports search its folder first, and other files can
+import it by its name. It runs once per process, however many of its objects are used.
 """
 
 import sys
@@ -13,11 +13,23 @@ from typing import Any
 
 from fedbudget.errors import UserError, suggestion
 
-_folders: set[Path] = set()  # of files that were run
+_folders: set[Path] = set()  # of the files that ran in this process
+
+
+def load(text: str) -> Any:
+    """Run the file of a reference such as `net.py:Net` and return the named object."""
+    path, name = _parts(text)
+    objects = vars(_module(path.expanduser().resolve(), path))
+    if name not in objects:
+        public = [each for each in objects if not each.startswith("_")]
+        listed = f"it has {', '.join(public) or 'nothing'}"
+        raise UserError(f"{path} has no {name}; {suggestion(name, public) or listed}")
+    return objects[name]
 
 
 def is_reference(text: str) -> bool:
-    """
+    """Return whether the text refers to a Python file.
+
     >>> is_reference("net.py:Net"), is_reference("net.py"), is_reference("softmax")
     (True, True, False)
     """
@@ -25,7 +37,7 @@ def is_reference(text: str) -> bool:
 
 
 def resolved(text: str) -> str:
-    """The same from any folder, and any other text as it is."""
+    """Return a reference with an absolute path, and any other text unchanged."""
     if not is_reference(text):
         return text
     path, name = _parts(text)
@@ -33,34 +45,23 @@ def resolved(text: str) -> str:
 
 
 def short(text: str) -> str:
-    """
+    """Return the object's name of a reference, and any other text unchanged.
+
     >>> short("/home/ann/net.py:Net"), short("softmax")
     ('Net', 'softmax')
     """
     return _parts(text)[1] if is_reference(text) else text
 
 
-def load(text: str) -> Any:
-    """What the name in the file stands for."""
-    path, name = _parts(text)
-    found = vars(_module(path.expanduser().resolve(), path))
-    if name not in found:
-        own = [each for each in found if not each.startswith("_")]
-        raise UserError(
-            f"{path} has no {name}; {suggestion(name, own) or 'it has ' + (', '.join(own) or 'nothing')}"
-        )
-    return found[name]
-
-
 def modules() -> list[ModuleType]:
-    """Files that were run here, and what these have imported from beside them: what no other process could find."""
-    files = [
-        (module, getattr(module, "__file__", None)) for module in list(sys.modules.values())
-    ]
+    """Return the files that ran here and their imports from the same folders.
+
+    Other processes cannot import these modules by name.
+    """
     return [
         module
-        for module, file in files
-        if file is not None and Path(file).parent in _folders
+        for module in list(sys.modules.values())
+        if (file := getattr(module, "__file__", None)) and Path(file).parent in _folders
     ]
 
 
@@ -68,22 +69,24 @@ def _parts(text: str) -> tuple[Path, str]:
     path, _, name = text.rpartition(":")
     if not path or not name or text.endswith(".py"):
         raise UserError(
-            f"{text}: say what of the file is meant, as {text.rstrip(':')}:NAME"
+            f"{text}: name an object of the file, as in {text.rstrip(':')}:NAME"
         )
     return Path(path), name
 
 
 def _module(path: Path, shown: Path) -> ModuleType:
-    for known in list(sys.modules.values()):
-        if getattr(known, "__file__", None) == str(path):
-            return known
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(path):
+            return module
     if not path.is_file():
         raise UserError(f"{shown} does not exist")
+
     name = path.stem if path.stem not in sys.modules else f"{path.stem} of {path.parent}"
     spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
+
     _folders.add(path.parent)
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
@@ -92,23 +95,22 @@ def _module(path: Path, shown: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UserError(f"{shown} cannot be used: {_in_words(error, path)}") from error
+        raise UserError(f"{shown} cannot be used: {_description(error, path)}") from error
     return module
 
 
-def _in_words(error: BaseException, path: Path) -> str:
-    """What went wrong, and in which line of the file."""
+def _description(error: BaseException, path: Path) -> str:
+    """Describe the error with the last line of the file that took part in it."""
+    text = str(error)
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename == str(path)
     ]
-    line = (
-        error.lineno
-        if isinstance(error, SyntaxError) and error.filename == str(path)
-        else (lines or [None])[-1]
-    )
-    what = (
-        f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
-    )
-    return what if line is None else f"line {line}: {what}"
+    if isinstance(error, SyntaxError):
+        text = error.msg
+        if error.filename == str(path):
+            lines.append(error.lineno)
+
+    place = f"line {lines[-1]}: " if lines and lines[-1] is not None else ""
+    return f"{place}{type(error).__name__}: {text}"

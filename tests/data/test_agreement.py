@@ -127,7 +127,7 @@ def test_of_a_column_with_few_values_nothing_is_told() -> None:
     assert agreed([few, many], "median", fewest=2)[0].columns[0].fill == 2
     with pytest.raises(
         UserError,
-        match="n has too few values to say anything of them, in every table: drop it",
+        match="n has too few values in every table: drop it",
     ):
         agreed([few, few], "mean", fewest=2)
 
@@ -137,7 +137,7 @@ def test_of_a_column_with_few_values_nothing_is_told() -> None:
     [
         (
             {"n": [1.0]},
-            "all need the same columns, in any order: south.csv has no column w; drop leaves some out",
+            "all tables need the same columns, in any order: south.csv has no column w; drop leaves",
         ),
         ({"n": [1.0], "w": ["a"], "z": [3]}, "in any order: north.csv has no column z"),
         (
@@ -146,7 +146,7 @@ def test_of_a_column_with_few_values_nothing_is_told() -> None:
         ),
         (
             {"n": ["x"], "w": ["a"]},
-            "n has numbers in north.csv and words in south.csv: with categorical n everywhere",
+            "n has numbers in north.csv and text in south.csv: if it is a category, pass categorical n",
         ),
     ],
 )

@@ -122,15 +122,11 @@ class TestStandardization:
 
 
 class TestHoldOut:
-    @given(
-        samples=st.integers(1, 300),
-        share=st.floats(0, 1, exclude_max=True),
-        seed=st.integers(0, 2**32),
-    )
+    @given(samples=st.integers(1, 300), share=st.floats(0, 1, exclude_max=True))
     def test_every_sample_is_on_one_side_and_training_is_never_empty(
-        self, samples: int, share: float, seed: int
+        self, samples: int, share: float
     ) -> None:
-        trained, tested = hold_out(samples, share, seed)
+        trained, tested = hold_out(samples, share)
         assert sorted([*trained.tolist(), *tested.tolist()]) == list(range(samples))
         assert len(trained) >= 1
         assert len(tested) <= samples * share < len(tested) + 1

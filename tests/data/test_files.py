@@ -170,11 +170,11 @@ class TestNpz:
             ),
             (
                 {"x": np.zeros((3, 2)), "y": np.zeros(3, complex)},
-                "y must be numbers or words",
+                "y must be numbers or text",
             ),
             (
                 {"x": np.array([[1.0], [np.nan], [np.inf]])},
-                "sample 1 is not finite .*; 2 in all",
+                "sample 1 is not finite .*; 2 of 3 samples are affected",
             ),
             (
                 {"x": np.zeros((3, 2)), "y": [0, 1, np.nan]},
@@ -261,7 +261,7 @@ class TestFolder:
         np.savez(folder / "wide.npz", x=np.zeros((4, 2)))
         with pytest.raises(
             UserError,
-            match="targets must be numbers in all files, words in all, or in none",
+            match="targets must be numbers in all files, text in all, or in none",
         ):
             load(folder)
 

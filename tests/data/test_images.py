@@ -130,7 +130,7 @@ class TestMnist:
             data.load("mnist", data_dir=tmp_path)
         text = str(error.value)
         assert text.startswith(
-            f"mnist: {TRAIN_IMAGES} or {TRAIN_LABELS} is missing beside {tmp_path / 'mnist'}"
+            f"mnist: {TRAIN_IMAGES} or {TRAIN_LABELS} is missing in {tmp_path / 'mnist'}"
         )
         assert text.endswith("; run fedbudget data get mnist")
         assert "\n" not in text
@@ -168,7 +168,7 @@ class TestMnist:
         contents[4:8] = struct.pack(">I", most + 1)
         put(tmp_path / "mnist", {**SMALL, name: bytes(contents)})
         with pytest.raises(
-            UserError, match=rf"says that it holds {most + 1}.* expected are at most {most}"
+            UserError, match=rf"claims to hold {most + 1}.* expected at most {most}"
         ):
             data.load("mnist", data_dir=tmp_path)
 
@@ -234,7 +234,7 @@ def test_a_dataset_that_is_nowhere_is_refused_with_where_it_was_looked_for(
         str(tmp_path / place) in str(error.value)
         for place in ("option", "variable", "cache")
     )
-    assert str(error.value).endswith(f"fedbudget data get {name} fetches it")
+    assert str(error.value).endswith(f"download it with: fedbudget data get {name}")
 
 
 class TestAsPublished:
@@ -356,10 +356,10 @@ class TestSample:
     @pytest.mark.parametrize(
         ("train", "test", "message"),
         [
-            (41, None, "41 of many's training samples were asked for; there are 40"),
-            (0, None, "0 of many's training samples were asked for"),
-            (None, 21, "21 of many's test samples were asked for; there are 20"),
-            (-1, 3, "-1 of many's training samples were asked for"),
+            (41, None, "41 training samples of many were requested; there are 40"),
+            (0, None, "0 training samples of many were requested"),
+            (None, 21, "21 test samples of many were requested; there are 20"),
+            (-1, 3, "-1 training samples of many were requested"),
         ],
     )
     def test_refuses_more_than_there_are(

@@ -107,7 +107,7 @@ class TestEnergy:
             (
                 ',"18.89"',
                 "",
-                "1 row has another number of fields than the header, which has 4, such as row 4: 3",
+                "1 row does not have the header's 4 fields, such as row 4 with 3",
             ),
         ],
     )
@@ -120,7 +120,7 @@ class TestEnergy:
 
     def test_a_bomb_of_blanks_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(
-            UserError, match="is larger than it should be: it goes on after 50000000 bytes"
+            UserError, match="is larger than the expected 50000000 bytes"
         ):
             energy(tmp_path, ENERGY + " " * 60_000_000, zipped=True)
 
@@ -209,5 +209,5 @@ def test_a_table_that_is_nowhere_is_refused_with_how_to_get_it(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("FEDBUDGET_DATA", raising=False)
-    with pytest.raises(UserError, match=f"fedbudget data get {name} fetches it"):
+    with pytest.raises(UserError, match=f"download it with: fedbudget data get {name}"):
         data.load(name, data_dir=tmp_path)

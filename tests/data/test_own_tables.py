@@ -79,7 +79,7 @@ class TestTables:
             dataset.remarks[-1]
             == "classes that only some have: Well (west.csv); well (east.csv)"
         )
-        assert dataset.remarks[0] == "sex is taken for a category: f, m"
+        assert dataset.remarks[0] == "sex is treated as a category: f, m"
 
     def test_classes_that_are_given_are_all(self, tmp_path: Path) -> None:
         folder = self.sites(tmp_path / "sites")
@@ -121,7 +121,7 @@ class TestTables:
         write(folder / "small.csv", "id,age,sex,state\n1,2,m,ill\n2,2,f,ill\n")
         assert load(folder, self.OPTIONS, test_share=0.0).files == (10, 2, 10)
         with pytest.raises(
-            UserError, match=r"small\.csv: sex has another text in every row"
+            UserError, match=r"small\.csv: sex has a different text in every row"
         ):
             load(folder / "small.csv", self.OPTIONS)
 
@@ -140,18 +140,18 @@ def test_what_is_said_of_columns_is_refused_where_there_are_none(
 ) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)))
     option = next(iter(options))
-    with pytest.raises(UserError, match=f"{option} is for tables, and .*a.npz is none"):
+    with pytest.raises(UserError, match=f"{option} is for tables; .*a.npz has no named columns"):
         load(tmp_path / "a.npz", TableOptions(**options))
-    with pytest.raises(UserError, match=f"{option} is for tables, and shard 0 is none"):
+    with pytest.raises(UserError, match=f"{option} is for tables; shard 0 has no named columns"):
         from_shards([(np.zeros((3, 2)), None)], None, TableOptions(**options))
-    with pytest.raises(UserError, match=f"{option} is for tables, and digits is none"):
+    with pytest.raises(UserError, match=f"{option} is for tables; digits has no named columns"):
         data.load("digits", TableOptions(**options))
 
 
 def test_what_is_known_of_a_published_dataset_cannot_be_said_otherwise() -> None:
-    with pytest.raises(UserError, match="classes is for data of your own"):
+    with pytest.raises(UserError, match="classes is for your own data"):
         data.load("digits", TableOptions(classes=("1", "2")))
-    with pytest.raises(UserError, match="standardise is for data of your own"):
+    with pytest.raises(UserError, match="standardise is for your own data"):
         data.load("digits", standardise=True)
 
 
@@ -165,7 +165,7 @@ class TestScales:
         [
             (X, None),
             (X * [1, 1, 1, 1, 20], None),
-            (X * [1, 1, 1, 1, 40], "feature 4 has a deviation of"),
+            (X * [1, 1, 1, 1, 40], "for feature 4, "),
             (X * [1e-9, 1, 1, 1, 1], None),  # one that hardly changes does no harm
             (X + np.array([0, 0, 0, 0, 200]), "feature 4 is far from 0"),
             (X * [0, 0, 0, 0, 1], None),
@@ -176,7 +176,7 @@ class TestScales:
     def test_are_said_with_what_would_help(
         self, x: np.ndarray[Any, Any], said: str | None
     ) -> None:
-        found = from_arrays([(x, None)], None).checked_scales().warnings
+        found = from_arrays([(x, None)], None).with_scale_warning().warnings
         if said is None:
             assert found == ()
         else:
@@ -231,5 +231,5 @@ class TestFrames:
         assert (len(tested.train), len(tested.test)) == (16, 4)
 
     def test_are_not_mixed_with_arrays(self) -> None:
-        with pytest.raises(UserError, match="shard 1 is no DataFrame, and others are"):
+        with pytest.raises(UserError, match="shard 1 is not a DataFrame, but others are"):
             from_shards([self.FRAME, (np.zeros((3, 2)), None)], None)

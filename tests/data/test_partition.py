@@ -177,7 +177,7 @@ class TestSomeLabels:
 
     def test_too_few_for_all_labels_is_refused(self) -> None:
         with pytest.raises(
-            UserError, match="needs a node for each of the 3 labels, not 2 in all"
+            UserError, match="needs at least 3 nodes, one per label, not 2"
         ):
             split(Partition(labels=1), some_labels(100, 3), 2, np.random.default_rng(0))
 

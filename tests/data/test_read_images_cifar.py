@@ -77,7 +77,7 @@ class TestWhatIsThere:
         assert (images.shape, labels.shape) == ((10_000, 3072), (10_000,))
         with pytest.raises(
             UserError,
-            match=r"some\.bin is larger than it should be: it goes on after 30730000 bytes",
+            match=r"some\.bin is larger than the expected 30730000 bytes",
         ):
             read_cifar(io.BytesIO(full + b"\0"), FILE)
 

@@ -55,7 +55,7 @@ class TestWhatIsThere:
     def test_as_many_samples_as_are_allowed_are_read_and_not_one_more(self) -> None:
         assert labels(header(2049, 5) + bytes(5)) == [0] * 5
         with pytest.raises(
-            UserError, match=r"some-idx says that it holds 6 bytes; expected are at most 5"
+            UserError, match=r"some-idx claims to hold 6 bytes; expected at most 5"
         ):
             labels(header(2049, 6) + bytes(6))
 
@@ -123,7 +123,7 @@ class TestWhatIsTooMuch:
     def test_a_file_that_goes_on_is_refused(self, more: int) -> None:
         with pytest.raises(
             UserError,
-            match="some-idx is larger than it should be: it goes on after 12 bytes",
+            match="some-idx is larger than the expected 12 bytes",
         ):
             images(IMAGES + bytes(more))
 
@@ -145,7 +145,7 @@ class TestWhatIsTooMuch:
         says = " x ".join(map(str, sizes))
         with pytest.raises(
             UserError,
-            match=f"some-idx says that it holds {says} bytes; expected are at most 5 x 2 x 3",
+            match=f"some-idx claims to hold {says} bytes; expected at most 5 x 2 x 3",
         ):
             images(header(2051, *sizes) + IMAGES[16:])
 
@@ -229,10 +229,10 @@ def test_a_damaged_zipped_file_gives_the_labels_that_were_zipped_or_is_refused(
 @pytest.mark.parametrize(
     ("count", "refusal"),
     [
-        (60_000, "is larger than it should be: it goes on after 47040000 bytes"),
+        (60_000, "is larger than the expected 47040000 bytes"),
         (
             2**32 - 1,
-            "says that it holds 4294967295 x 28 x 28 bytes; expected are at most 60000 x 28 x 28",
+            "claims to hold 4294967295 x 28 x 28 bytes; expected at most 60000 x 28 x 28",
         ),
     ],
 )

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fedbudget.data.read_tables import from_frame, parse_csv, read_csv
-from fedbudget.data.tables import RawTable, TableOptions, Words, require_usable
+from fedbudget.data.tables import RawTable, TableOptions, TextColumn, require_usable
 from fedbudget.errors import UserError, flag
 
 
@@ -91,7 +91,7 @@ class TestNumbers:
 class TestWords:
     def test_words_with_commas_and_quotes_are_classes(self) -> None:
         found = table('a,y\n1,"big, red"\n2,"the ""one"""\n3,café\n')
-        assert isinstance(found.targets, Words)
+        assert isinstance(found.targets, TextColumn)
         assert [found.targets.names[code] for code in found.targets.codes] == [
             "big, red",
             'the "one"',
@@ -101,15 +101,15 @@ class TestWords:
     def test_few_different_words_are_a_category_and_it_is_said(self) -> None:
         found = table("sex,y\n" + "m,1\nf,2\n" * 3)
         column = found.columns["sex"]
-        assert isinstance(column, Words)
+        assert isinstance(column, TextColumn)
         assert (column.names, column.codes.tolist()) == (("f", "m"), [1, 0] * 3)
-        assert found.remarks == ("sex is taken for a category: f, m",)
+        assert found.remarks == ("sex is treated as a category: f, m",)
 
     def test_numbers_that_are_given_as_a_category_are_one_however_they_are_written(
         self,
     ) -> None:
         column = table("ward,y\n1,1\n1.0,1\n02,1\n", categorical=("ward",)).columns["ward"]
-        assert isinstance(column, Words)
+        assert isinstance(column, TextColumn)
         assert (column.names, column.codes.tolist()) == (("1", "2"), [0, 0, 1])
 
 
@@ -125,11 +125,11 @@ class TestProblems:
             ),
             (
                 "a,y\n1,2\n3\n",
-                "1 row has another number of fields than the header, which has 2, such as row 3: 1",
+                "1 row does not have the header's 2 fields, such as row 3 with 1",
             ),
             (
                 "a,y\n1,2,3\n",
-                "1 row has another number of fields than the header, which has 2, such as row 2: 3",
+                "1 row does not have the header's 2 fields, such as row 2 with 3",
             ),
             ("a,y\n1,2\n-inf,4\n", r"a is not finite in 1 row \(row 3\)"),
             (
@@ -152,11 +152,11 @@ class TestProblems:
             ),
             (
                 "who,y\nann,3\nbob,3\ncid,1\n",
-                r"who has another text in every row, like an ID \('ann' in row 2\)",
+                r"who has a different text in every row, like an ID \('ann' in row 2\)",
             ),
             (
                 "what,y\n" + "a,1\nb,1\nc,1\na,1\n",
-                r"what is text, 3 different ones in 4 rows \('a' in row 2\)",
+                r"what is text with 3 different values in 4 rows \('a' in row 2\)",
             ),
             ("a,when\n1,31.5.2024\n2,1.6.2024\n", "when, the target, looks like a date"),
             ("a,y\n", "has a header but no rows"),
@@ -179,7 +179,7 @@ class TestProblems:
         first, *problems, cure = error.value.spelled(flag).split("\n")
         assert first == "a.csv cannot be used as it is:"
         assert [problem.split()[1] for problem in problems] == ["who", "when", "age"]
-        assert cure == "what may do: --drop who,when --impute mean"
+        assert cure == "Try: --drop who,when --impute mean"
         assert list(
             table("who,when,age,y\n" + rows, drop=("who", "when"), impute="mean").columns
         ) == ["age"]
@@ -201,7 +201,7 @@ class TestProblems:
         with pytest.raises(UserError) as error:
             table("a,y\n1,ill\n2,Ill\n3,well\n4,Ill\n5,2\n", classes=("ill", "well"))
         assert (
-            "y, the target, is 'Ill' in 2 rows, such as row 3, which is none of the classes ill, well"
+            "y, the target, is 'Ill' in 2 rows, such as row 3, not one of the classes ill, well"
             in str(error.value)
         )
         assert "y, the target, is '2' in 1 row (row 6)" in str(error.value)
@@ -214,7 +214,7 @@ class TestProblems:
     def test_a_number_that_looks_like_an_id_is_remarked_on(self) -> None:
         rows = "".join(f"{1000 + n},{n % 2}\n" for n in range(12))
         assert table("patient_id,y\n" + rows).remarks == (
-            "patient_id has another number in every row: `drop` it if it is an ID",
+            "patient_id has a different number in every row: `drop` it if it is an ID",
         )
         assert table("age,y\n" + rows).remarks == ()
 
@@ -245,8 +245,8 @@ class TestFrames:
                 each.targets if name == "kind" else each.columns[name]
                 for each in (one, other)
             )
-            if isinstance(here, Words):
-                assert isinstance(there, Words)
+            if isinstance(here, TextColumn):
+                assert isinstance(there, TextColumn)
                 assert (here.names, here.codes.tolist()) == (
                     there.names,
                     there.codes.tolist(),

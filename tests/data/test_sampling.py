@@ -168,7 +168,7 @@ def test_a_batch_has_at_least_one_sample(batch: int) -> None:
 def test_where_nothing_is_aggregated_no_mini_batch_comes_twice_in_an_epoch() -> None:
     sampler = Sampler(np.array([60]), 10, seed=5)
     for _ in range(3):
-        epoch = [sampler.round(1, anew=True).positions[0, 0] for _ in range(6)]
+        epoch = [sampler.round(1, fresh=True).positions[0, 0] for _ in range(6)]
         assert sorted(np.concatenate(epoch)) == list(range(60))
 
 

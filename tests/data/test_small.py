@@ -74,5 +74,5 @@ def test_images_are_means_of_four_pixels(tmp_path: Path) -> None:
 
 
 def test_what_they_are_made_of_must_be_here(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="fashion-mnist is not here"):
+    with pytest.raises(UserError, match="fashion-mnist was not found"):
         data.load("fashion-mnist-small", data_dir=tmp_path)

@@ -75,7 +75,7 @@ def test_the_target_may_be_there(wards: Path, capsys: pytest.CaptureFixture[str]
     ("text", "wrong"),
     [
         ("sex,id\nm,p9\n", "new.csv has no column age"),
-        ("age,sex,weight\n50,m,70\n", "new.csv has weight, which is not known: --drop"),
+        ("age,sex,weight\n50,m,70\n", "new.csv has the unknown column weight (--drop)"),
         ("age,sex\nold,m\n", "age"),
     ],
 )

@@ -77,7 +77,7 @@ def test_without_mnist_figures_of_the_svm_are_of_digits_and_say_so(made: Path) -
 
 def test_other_figures_need_their_data(tmp_path: Path) -> None:
     with pytest.raises(
-        DatasetMissing, match=r"energy is not here: .* fedbudget data get energy"
+        DatasetMissing, match=r"energy was not found in .* fedbudget data get energy"
     ):
         reproduce.make(FIGURES["linear"], tmp_path, QUICK)
 

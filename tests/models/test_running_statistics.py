@@ -94,7 +94,7 @@ class TestWithW:
         sampler = Sampler(shards.size, 6, seed=2)
         inputs = []
         for _ in range(2):
-            indices = sampler.round(2, anew=True)
+            indices = sampler.round(2, fresh=True)
             inputs += [data.x[indices.of(0, update, 60)] for update in range(2)]
             w = model.descend(w[None], shards, indices, 0.0).w[0]
         assert w[-1] == 4
@@ -249,7 +249,7 @@ class TestRuns:
     def test_asynchronous_descent_which_sends_gradients_alone_refuses_them(self) -> None:
         with pytest.raises(
             UserError,
-            match=r"sends gradients alone, and \w+ has running statistics: use group",
+            match=r"sends only gradients, but \w+ has running statistics: use group",
         ):
             fedbudget.train(
                 model=digits(), dataset="digits", method="asynchronous", budget="time=1s"

@@ -299,17 +299,17 @@ class TestRefused:
             ([], "shard 0 has no samples"),
             (
                 Endless(),
-                "shard 0 has no length: mini-batches are drawn by number, from a map-style Dataset",
+                "shard 0 has no length; mini-batches need a map-style Dataset",
             ),
             (np.zeros((3, 2)), "shard 0 must be .* a Dataset or a list, not a ndarray"),
             ("file.csv", "shard 0 must be .* not a str"),
             (
                 ({"a": [[1], [2]]}, [1, 2, 3]),
-                r"an input of shape \(2, 1\) beside 3 targets",
+                r"an input has shape \(2, 1\), but there are 3 targets",
             ),
             (
                 ([[1, 2], [3]], [0, 1]),
-                "shard 0: samples of different shapes are no array; give them as a list",
+                "shard 0: samples have different shapes; pass a list of samples",
             ),
             (
                 [{"a": 1}],
@@ -329,7 +329,7 @@ class TestRefused:
 
     def test_a_model_that_is_no_module_needs_arrays(self) -> None:
         with pytest.raises(
-            UserError, match="only a PyTorch model takes samples that are read one by one"
+            UserError, match="only a PyTorch model accepts samples that are read one by one"
         ):
             fedbudget.train(model="softmax", shards=[Noisy()], budget="time=1s")
 

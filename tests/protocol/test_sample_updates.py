@@ -75,7 +75,7 @@ def test_a_sample_is_used_once_in_an_epoch(
     sampler = Sampler(np.array([size]), batch, seed)
     per_epoch = max(1, size // batch)
     for tau in taus:
-        indices = sampler.round(tau, anew=True, epoch=True)
+        indices = sampler.round(tau, fresh=True, epoch=True)
         epochs = math.ceil(tau / per_epoch)
         assert (
             most_uses(indices, 0, size) <= epochs
@@ -107,7 +107,7 @@ def test_no_sample_pays_more_than_the_round_says(
     )
     report = fleet.answer(broadcast_of(tau, clip=2.0, rho=rho))
     assert report.w is not None
-    indices = Sampler(np.array(sizes), batch, 0).round(tau, anew=True, epoch=True)
+    indices = Sampler(np.array(sizes), batch, 0).round(tau, fresh=True, epoch=True)
     for node, size in enumerate(sizes):
         every = [
             sample

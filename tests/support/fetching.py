@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget.data.download import PackageMembers, Progress, Source
+from fedbudget.data.download import Progress, Source
 from fedbudget.data.download import archive as archive_of
 from fedbudget.data.download import mirror as mirror_of
 from fedbudget.data.published import dataset_named, get
@@ -74,7 +74,7 @@ def mirror(web: Web) -> Source:
 
 
 def archive(web: Web, name: str) -> Source:
-    return archive_of(web.url + name, PackageMembers("dir/{name}"), limit=1_000_000)
+    return archive_of(web.url + name, "dir/{name}", limit=1_000_000)
 
 
 def begin(folder: Path, contents: bytes, name: str = "large.bin.gz.part") -> None:

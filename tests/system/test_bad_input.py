@@ -61,7 +61,7 @@ WRONG = [
     ),
     (
         [*RUN, "--dataset", "mnist"],
-        r"mnist is not here: looked in nothing \(FEDBUDGET_DATA\), .* data get mnist",
+        r"mnist was not found in nothing \(FEDBUDGET_DATA\), .* data get mnist",
     ),
     (
         ["run", "--task", "svm"],
@@ -77,7 +77,7 @@ WRONG = [
     ),
     (
         [*RUN, "--train-samples", "5000"],
-        "5000 of digits's training samples were asked for; there are 1437",
+        "5000 training samples of digits were requested; there are 1437",
     ),
     (
         [*RUN, "--method", "magic"],
@@ -153,7 +153,7 @@ WRONG = [
     ),
     (
         [*RUN, "--batch-size", "289"],
-        "batch-size 289 is larger than the largest shard, node 0's 288 samples",
+        "batch-size 289 is larger than the largest shard, 288 samples of node 0",
     ),
     ([*RUN, "--step-size", "0"], "--step-size must be auto or a positive number, not '0'"),
     ([*RUN, "--watts", "-1"], "--watts must be a number of at least 0, not -1"),
@@ -214,7 +214,7 @@ WRONG = [
         [*RUN, "--engine", "rays"],
         r"--engine must be in-process, ray or network, not 'rays'; did you mean ray\?",
     ),
-    ([*RUN, "--ray-address", "auto"], "--ray-address goes with --engine ray"),
+    ([*RUN, "--ray-address", "auto"], "--ray-address needs --engine ray"),
     ([*RUN, "--model", "sofmax"], r"unknown model 'sofmax'; did you mean softmax\?"),
     (
         [*RUN, "--method", "centralized", "--step-size", "auto"],
@@ -235,7 +235,7 @@ WRONG = [
             "--delay",
             "-1",
         ],
-        "--delay is in seconds, 0 or",
+        "--delay must be at least 0",
     ),
     *(
         (["join", "127.0.0.1:7700", "--data", "good.csv", *options], message)
@@ -246,10 +246,10 @@ WRONG = [
             ),
             (
                 ["--privacy-account", "a.json"],
-                "--privacy-account goes with a --privacy-limit, as 4: without one nothing",
+                "--privacy-account needs a --privacy-limit, such as 4",
             ),
-            (["--privacy-delta", "1e-6"], "--privacy-delta goes with a --privacy-limit"),
-            (["--privacy-unit", "sample"], "--privacy-unit goes with a --privacy-limit"),
+            (["--privacy-delta", "1e-6"], "--privacy-delta needs a --privacy-limit"),
+            (["--privacy-unit", "sample"], "--privacy-unit needs a --privacy-limit"),
             (
                 ["--privacy-limit", "4", "--privacy-account", "file"],
                 "file is not a node's account of privacy",
@@ -267,7 +267,7 @@ WRONG = [
     ),
     (
         ["run", "--budget", "privacy=4", "--drift-correction"],
-        "--drift-correction needs more of nodes than a",
+        "--drift-correction needs data that nodes of a private run",
     ),
     (
         ["compare", "--rivals", "--budget", "privacy=4"],
@@ -297,7 +297,7 @@ WRONG = [
     ),
     (
         ["run", "--server-beta2", "0.9"],
-        "--server-beta2 has no meaning with --update accelerate",
+        "--server-beta2 has no effect with --update accelerate",
     ),
     (
         ["run", "--update", "fedadm"],

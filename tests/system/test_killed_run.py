@@ -14,7 +14,7 @@ from support.processes import but_wall, commands, records, summary
 # Run with a phase and a round before the command: kills itself there. There are checkpoints as often as the disk can.
 KILLED = """
 import math, os, signal, sys
-from fedbudget import atomic_file
+from fedbudget import durable_files
 from fedbudget.cli.main import main
 from fedbudget.engines.engine import Engine
 from fedbudget.protocol.aggregator import Aggregator
@@ -25,7 +25,7 @@ from fedbudget.runs.folder import CONFIG, MODEL, RunWriter, _line
 
 phase, when = sys.argv[1], int(sys.argv[2])
 Engine.checkpoint_interval, checkpoint_writer.SHARE = 1e-9, math.inf
-receive, append, replace = Aggregator.receive, RunWriter.append, atomic_file.replace
+receive, append, replace = Aggregator.receive, RunWriter.append, durable_files.replace
 now = 0  # the round that was received last
 
 def die(where, *, unless=False):
@@ -56,7 +56,7 @@ def killed_replace(path, content):
     replace(path, content)
     die({CHECKPOINT: "checkpoint saved", MODEL: "model saved, no summary", CONFIG: "config written"}.get(path.name))
 
-Aggregator.receive, RunWriter.append, atomic_file.replace = killed_receive, killed_append, killed_replace
+Aggregator.receive, RunWriter.append, durable_files.replace = killed_receive, killed_append, killed_replace
 main(sys.argv[3:])
 """
 OPTIONS = [

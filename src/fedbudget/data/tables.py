@@ -1,12 +1,11 @@
-"""Tables of named columns, raw: numbers, words and missing cells, before a `Layout` makes features of them.
+"""Tables of named columns, and the layout that turns their columns into features.
 
-Whatever is wrong with tables is found in one go (read_tables.py), and told in one error.
-
-How the columns of a table become features: the same for every table, whatever the order of its columns.
-
-A column is found by its name. Numbers are a feature each; a category is as many as it has categories, of which the one
-that a row has is 1 and the others are 0. A missing cell gets the column's value for that, where there is one. A
-category that nobody had when the layout was made is 0 in all of these features.
+- A `RawTable` holds numbers, texts and missing cells. Its problems are collected while it
+  is read (read_tables.py) and reported in one error.
+- A `Layout` is the same for every table. It finds columns by name, in any order. A numeric
+  column becomes one feature, a category becomes one 0/1 feature per category. A missing
+  cell receives the column's fill value. A category that the layout does not contain is 0
+  in all features of its column.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,17 +22,27 @@ from fedbudget.data.columns import Columns
 from fedbudget.errors import UserError
 from fedbudget.settings.option import Impute
 
+LONG_NAME = 200
+"""Most characters in the name of a column or a category."""
+
+MOST_CATEGORIES = 1000
+"""Most categories of one column."""
+
+# Control characters are excluded because other machines print these names.
+ColumnName = Annotated[str, Meta(max_length=LONG_NAME, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+"""The name of a column or of a category."""
+
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What a person says of tables.
+    """The user's options for tables.
 
     Args:
-      target: the column to predict; the last when not given.
-      drop: columns that are left out.
-      categorical: columns that are categories, whatever is in them.
-      impute: what missing cells get; they are refused when not given.
-      classes: all classes that there are, in order; those that are found when not given.
+      target: the column to predict; the last column by default.
+      drop: columns to leave out.
+      categorical: columns to treat as categories, whatever they contain.
+      impute: how to fill missing cells; by default they are refused.
+      classes: all classes, in order; by default the classes in the data.
     """
 
     target: str | None = None
@@ -42,26 +51,20 @@ class TableOptions:
     impute: Impute | None = None
     classes: tuple[str, ...] | None = None
 
-    def require_none(self, name: str) -> None:
-        """Refuses what can be said of tables alone, where there is none.
-
-        Args:
-          name: of what there is.
-        """
+    def require_unused(self, name: str) -> None:
+        """Refuse options for named columns, because the data `name` has none."""
         for option in ("drop", "categorical", "impute"):
             if getattr(self, option):
-                raise UserError(
-                    f"`{option}` is for tables, and {name} is none: it has no columns with names"
-                )
+                raise UserError(f"`{option}` is for tables; {name} has no named columns")
 
 
 @dataclass(frozen=True)
-class Words:
-    """A column of words.
+class TextColumn:
+    """A column of texts.
 
     Args:
-      codes: the place of each row's word among all, -1 where it is missing, [rows].
-      names: the different words, in order.
+      codes: index of each row's text in `names`, -1 if it is missing, [rows].
+      names: the distinct texts, sorted.
     """
 
     codes: NDArray[np.int32]
@@ -71,35 +74,32 @@ class Words:
         return len(self.codes)
 
     def counts(self) -> dict[str, int]:
-        """How many rows have each word, of those that some have."""
+        """Return the number of rows per text, without texts that no row has."""
         counts = np.bincount(self.codes[self.codes >= 0], minlength=len(self.names))
-        return {
-            name: int(count)
-            for name, count in zip(self.names, counts, strict=True)
-            if count
-        }
+        pairs = zip(self.names, counts.tolist(), strict=True)
+        return {name: count for name, count in pairs if count}
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> "Words":
-        """From each row's word, an empty one where it is missing."""
+    def of(cls, texts: Sequence[str]) -> "TextColumn":
+        """Create the column from each row's text, empty if it is missing."""
         names = sorted({text for text in texts if text})
-        place = {"": -1} | {name: number for number, name in enumerate(names)}
-        return cls(np.array([place[text] for text in texts], np.int32), tuple(names))
+        code = {"": -1} | {name: number for number, name in enumerate(names)}
+        return cls(np.array([code[text] for text in texts], np.int32), tuple(names))
 
 
-ColumnValues = Float64 | Words
-"""A column: numbers, NaN where one is missing, or words, [rows]."""
+ColumnValues = Float64 | TextColumn
+"""A column: numbers with NaN for missing ones, or texts, [rows]."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with a table.
+    """One problem of a table.
 
     Args:
-      kind: what, in a word or two: problems of several tables that are of one kind are told once.
-      column: of which column, if it is of one.
-      text: in words; with the options that do away with it in backticks.
-      option, value: the option that does, in most cases, and what to give it.
+      kind: a short identifier; the same kind in several tables is reported once.
+      column: the name of the column, empty if the problem is not in one column.
+      text: the message; it names options in backticks.
+      option, value: the option that usually solves the problem, and its value.
     """
 
     kind: str
@@ -114,14 +114,14 @@ class RawTable:
     """Rows of named columns.
 
     Args:
-      name: what to call it in errors.
+      name: of the table, for errors.
       columns: the features by name, in order.
-      target: the name of the column to predict; None where there is none.
-      targets: its values, of which none is missing.
-      lines: where each row is, as an editor counts, [rows].
-      dropped: names of columns that were left out.
-      problems: all that is wrong with it.
-      remarks: what was taken for what, in words.
+      target: name of the column to predict, or None.
+      targets: its values, none of them missing.
+      lines: line number of each row in the file, [rows].
+      dropped: names of the columns that were left out.
+      problems: everything that is wrong with the table.
+      remarks: how columns were interpreted, for the user.
     """
 
     name: str
@@ -137,87 +137,70 @@ class RawTable:
         return len(self.lines)
 
     def rows(self, chosen: NDArray[np.int64]) -> "RawTable":
-        """Some of the rows."""
+        """Return the table with only the chosen rows."""
         columns = {name: _rows(values, chosen) for name, values in self.columns.items()}
         targets = None if self.targets is None else _rows(self.targets, chosen)
         return replace(self, columns=columns, targets=targets, lines=self.lines[chosen])
 
     def samples(self, x: Float64) -> Columns:
-        """The targets, with features that were made of the columns, [rows, features]."""
-        if isinstance(self.targets, Words):
-            return Columns(
-                x, words=np.array(self.targets.names, np.str_)[self.targets.codes]
-            )
+        """Return the targets together with encoded features [rows, features]."""
+        if isinstance(self.targets, TextColumn):
+            names = np.array(self.targets.names, np.str_)
+            return Columns(x, words=names[self.targets.codes])
         return Columns(x, self.targets)
 
 
+def _rows(values: ColumnValues, chosen: NDArray[np.int64]) -> ColumnValues:
+    if isinstance(values, TextColumn):
+        return replace(values, codes=values.codes[chosen])
+    return values[chosen]
+
+
 def missing_cells(values: ColumnValues) -> Flags:
-    """Which rows have no value, [rows]."""
-    return values.codes < 0 if isinstance(values, Words) else np.isnan(values)
+    """Return which rows have no value, [rows]."""
+    return values.codes < 0 if isinstance(values, TextColumn) else np.isnan(values)
 
 
 def require_usable(tables: Sequence[RawTable], name: str | None = None) -> None:
-    """One error with all that is wrong with some tables, and with what would do away with it.
+    """Raise one error with all problems of the tables and the options that help.
 
     Args:
-      name: of all of them together.
+      name: of all tables together; the name of the first by default.
     """
     alike: dict[tuple[str, str], list[tuple[str, Problem]]] = {}
     for table in tables:
         for problem in table.problems:
-            alike.setdefault((problem.kind, problem.column), []).append(
-                (table.name, problem)
-            )
+            same = alike.setdefault((problem.kind, problem.column), [])
+            same.append((table.name, problem))
     if not alike:
         return
-    texts = [
-        f"{found[0][0]}: {found[0][1].text}{_in_others(len(found) - 1)}"
-        for found in alike.values()
-    ]
+
+    texts = []
+    remedies: dict[str, dict[str, None]] = {}
+    for (file, problem), *others in alike.values():
+        more = f" (the same in {_count(len(others), 'more file')})" if others else ""
+        texts.append(f"{file}: {problem.text}{more}")
+        if problem.option is not None:
+            remedies.setdefault(problem.option, {})[problem.value] = None
     if len(texts) == 1:
         raise UserError(texts[0])
-    values: dict[str, dict[str, None]] = {}
-    for (_, problem), *_others in alike.values():
-        if problem.option is not None:
-            values.setdefault(problem.option, {})[problem.value] = None
-    cure = " ".join(f"`{option}` {','.join(names)}" for option, names in values.items())
-    ends = f"\nwhat may do: {cure}" if cure else ""
-    raise UserError(
-        f"{name or tables[0].name} cannot be used as it is:\n  " + "\n  ".join(texts) + ends
-    )
 
-
-def _in_others(files: int) -> str:
-    return (
-        "" if not files else f" (the same in {files} more file{'s' if files > 1 else ''})"
-    )
-
-
-def _rows(values: ColumnValues, chosen: NDArray[np.int64]) -> ColumnValues:
-    return (
-        replace(values, codes=values.codes[chosen])
-        if isinstance(values, Words)
-        else values[chosen]
-    )
-
-
-LONG_NAME = 200
-ColumnName = Annotated[
-    str, Meta(max_length=LONG_NAME, pattern=r"^[^\x00-\x1f\x7f]*\Z")
-]  # it is shown elsewhere
-"""Of a column or of a category."""
-
-MOST_CATEGORIES = 1000
-"""Of one column."""
+    lines = [f"{name or tables[0].name} cannot be used as it is:", *texts]
+    message = "\n  ".join(lines)
+    if remedies:
+        options = [f"`{option}` {','.join(values)}" for option, values in remedies.items()]
+        message += f"\nTry: {' '.join(options)}"
+    raise UserError(message)
 
 
 @dataclass(frozen=True)
 class LayoutColumn:
-    """A column of a table.
+    """One column of a layout.
 
     Args:
-      categories: in order, of a category; None for numbers.
-      fill: what a missing cell gets; None where none may be missing.
+      name: of the column.
+      categories: in order, for a category; None for numbers.
+      fill: replaces a missing cell; None if no cell may be missing.
     """
 
     name: ColumnName
@@ -228,68 +211,65 @@ class LayoutColumn:
 
     @property
     def features(self) -> int:
+        """The number of features of the column."""
         return 1 if self.categories is None else len(self.categories)
 
     def encode(self, values: ColumnValues) -> Float64:
-        """Features, [rows, features]; numbers that are all missing may stand for any column."""
+        """Return the features, [rows, features]. A column without values fits any kind."""
+        missing = missing_cells(values)
+        if missing.any() and self.fill is None:
+            count = _count(missing.sum(), "missing value")
+            problem = f"{self.name} has {count}, but the model has no replacement for them"
+            raise UserError(f"{problem}: train with `impute`")
         if self.categories is None:
-            if not isinstance(values, Words):
-                missing = np.isnan(values)
-                return np.where(missing, float(self._filled(missing)), values)[:, None]
-            if (values.codes >= 0).any():
+            return self._encode_numbers(values, missing)
+        return self._encode_categories(values, missing, self.categories)
+
+    def _encode_numbers(self, values: ColumnValues, missing: Flags) -> Float64:
+        if isinstance(values, TextColumn):
+            if not missing.all():
+                example = next(iter(values.counts()))
                 raise UserError(
-                    f"{self.name} has words, such as {_first(values)!r}, and is a column of numbers"
+                    f"{self.name} has text, such as {example!r}, but it must be numbers"
                 )
-            return np.full((len(values), 1), float(self._filled(values.codes < 0)))
-        codes = self._codes(values)
-        encoded = np.zeros((len(codes), len(self.categories)))
+            values = np.full(len(values), np.nan)
+        return np.where(missing, float(self.fill or 0.0), values)[:, None]
+
+    def _encode_categories(
+        self, values: ColumnValues, missing: Flags, categories: tuple[str, ...]
+    ) -> Float64:
+        if not isinstance(values, TextColumn):
+            if not missing.all():
+                raise UserError(
+                    f"{self.name} has numbers, but it is a category: "
+                    "add it to `categorical`"
+                )
+            values = TextColumn(np.full(len(values), -1, np.int32), ())
+        # A text that is not a category has the code -1, and no 1 in its row.
+        code = {name: number for number, name in enumerate(categories)}
+        code_of = [code.get(name, -1) for name in (*values.names, str(self.fill))]
+        codes = np.array(code_of, np.int64)[values.codes]  # -1, missing, is the fill value
+        encoded = np.zeros((len(codes), len(categories)))
         rows = np.flatnonzero(codes >= 0)
         encoded[rows, codes[rows]] = 1.0
         return encoded
 
     def unseen(self, values: ColumnValues) -> dict[str, int]:
-        """How many rows have each category that is none of the layout's."""
-        if self.categories is None or not isinstance(values, Words):
+        """Return the number of rows per category that the layout does not contain."""
+        if self.categories is None or not isinstance(values, TextColumn):
             return {}
-        return {
-            name: count
-            for name, count in values.counts().items()
-            if name not in self.categories
-        }
-
-    def _codes(self, values: ColumnValues) -> Int64:
-        """The place of each row's category, -1 for one that is not known, [rows]."""
-        assert self.categories is not None
-        place = {name: number for number, name in enumerate(self.categories)}
-        if not isinstance(values, Words):
-            if not np.isnan(values).all():
-                raise UserError(
-                    f"{self.name} has numbers, and is a category: give it with `categorical`"
-                )
-            values = Words(np.full(len(values), -1, np.int32), ())
-        missing = place.get(str(self._filled(values.codes < 0)), -1)
-        return np.array(
-            [*(place.get(name, -1) for name in values.names), missing], np.int64
-        )[values.codes]
-
-    def _filled(self, missing: Flags) -> float | str:
-        """What missing cells get; anything where there are none."""
-        if self.fill is None and missing.any():
-            count = f"{missing.sum()} missing value{'s' if missing.sum() > 1 else ''}"
-            raise UserError(
-                f"{self.name} has {count}, and there is nothing to put there: train with `impute`"
-            )
-        return 0.0 if self.fill is None else self.fill
+        counts = values.counts()
+        return {name: counts[name] for name in counts if name not in self.categories}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns that features are made of.
+    """How columns become features.
 
     Args:
       columns: in the order of their features.
-      target: the name of the column to predict.
-      dropped: names of columns that are left out where they are there.
+      target: name of the column to predict.
+      dropped: names of columns to leave out if they are present.
     """
 
     columns: tuple[LayoutColumn, ...]
@@ -298,102 +278,108 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
         return tuple(column.name for column in self.columns)
 
     @property
     def features(self) -> int:
+        """The number of features."""
         return sum(column.features for column in self.columns)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Of each feature: the column's, or `sex=male` of a category.
+        """The name of each feature: the column's, or `sex=male` for a category.
 
-        >>> Layout((LayoutColumn("age"), LayoutColumn("sex", ("female", "male")))).feature_names
+        >>> sex = LayoutColumn("sex", ("female", "male"))
+        >>> Layout((LayoutColumn("age"), sex)).feature_names
         ('age', 'sex=female', 'sex=male')
         """
-        return tuple(
-            column.name if category is None else f"{column.name}={category}"
-            for column in self.columns
-            for category in (
-                column.categories if column.categories is not None else (None,)
-            )
-        )
-
-    @property
-    def options(self) -> TableOptions:
-        """With which a table is read that this layout is for; `encode` says where no cell may be missing."""
-        categorical = tuple(
-            column.name for column in self.columns if column.categories is not None
-        )
-        return TableOptions(self.target, self.dropped, categorical, "mean")
+        names: list[str] = []
+        for column in self.columns:
+            if column.categories is None:
+                names.append(column.name)
+            else:
+                names += [f"{column.name}={category}" for category in column.categories]
+        return tuple(names)
 
     def options_for(self, given: TableOptions) -> TableOptions:
-        """The same with what a person says besides, of a table that is another: more to drop, or another target."""
-        own = self.options
-        dropped = tuple(dict.fromkeys((*own.drop, *given.drop)))
-        return replace(
-            own, target=given.target or own.target, drop=dropped, classes=given.classes
-        )
+        """Return the options to read a table for this layout.
+
+        Missing cells are accepted here; `encode` refuses them if a column has no fill
+        value.
+
+        Args:
+          given: the user's options: more columns to drop, another target, classes.
+        """
+        names = [column.name for column in self.columns if column.categories is not None]
+        dropped = tuple(dict.fromkeys((*self.dropped, *given.drop)))
+        target = given.target or self.target
+        return TableOptions(target, dropped, tuple(names), "mean", given.classes)
 
     def encode(self, table: RawTable) -> Float64:
-        """The features of a table's rows, [rows, features]; its columns may be in any order.
+        """Return the features of a table's rows, [rows, features].
+
+        Args:
+          table: its columns may be in any order.
 
         Raises:
-          UserError: a column is missing or is not known, or has something else in it than it should.
+          UserError: a column is missing, unknown, or of another kind.
         """
         self.require_names(table.columns, table.name)
         try:
-            return np.concatenate(
-                [column.encode(table.columns[column.name]) for column in self.columns],
-                axis=1,
-            )
+            features = [
+                column.encode(table.columns[column.name]) for column in self.columns
+            ]
         except UserError as error:
             raise UserError(f"{table.name}: {error.args[0]}") from None
+        return np.concatenate(features, axis=1)
 
     def unseen(self, table: RawTable) -> dict[str, dict[str, int]]:
-        """By column, how many rows have each category that the layout does not have; it is 0 in all features."""
-        found = {
+        """Return, by column, the number of rows per category that the layout lacks."""
+        unseen = {
             column.name: column.unseen(table.columns[column.name])
             for column in self.columns
         }
-        return {name: counts for name, counts in found.items() if counts}
+        return {name: counts for name, counts in unseen.items() if counts}
 
     def require_names(self, names: Collection[str], where: str) -> None:
-        """Refuses columns that are not these, in any order."""
+        """Refuse column names other than the layout's; their order does not matter.
+
+        Args:
+          where: name of the table, for the error.
+        """
         missing = [name for name in self.names if name not in names]
         extra = [name for name in names if name not in self.names]
         wrong = [f"has no column {', '.join(missing)}"] if missing else []
         if extra:
-            wrong.append(
-                f"has {', '.join(extra)}, which {'are' if len(extra) > 1 else 'is'} not known: `drop`"
-            )
+            columns = "column" if len(extra) == 1 else "columns"
+            wrong.append(f"has the unknown {columns} {', '.join(extra)} (`drop`)")
         if wrong:
-            raise UserError(
-                f"{where} {' and '.join(wrong)}; the columns are {', '.join(self.names)}"
-            )
+            expected = ", ".join(self.names)
+            raise UserError(f"{where} {' and '.join(wrong)}; the columns are {expected}")
 
     def to_json(self) -> Any:
-        """As plain values, for a file."""
+        """Return the layout as plain values for a file."""
         return msgspec.to_builtins(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Layout":
-        """Raises a ValueError where these are none."""
+        """Read what `to_json` wrote; raises a ValueError for anything else."""
         return msgspec.convert(values, cls)
 
 
-def _first(values: Words) -> str:
-    return next(iter(values.counts()))
+def describe_unseen(unseen: Mapping[str, Mapping[str, int]]) -> str:
+    """Describe the result of `Layout.unseen`.
 
-
-def in_words(unseen: Mapping[str, Mapping[str, int]]) -> str:
-    """Categories that a layout does not have, as `Layout.unseen` gives them.
-
-    >>> in_words({"sex": {"x": 2, "u": 1}})
+    >>> describe_unseen({"sex": {"x": 2, "u": 1}})
     'sex x (2 rows), sex u (1 row)'
     """
     return ", ".join(
-        f"{column} {name} ({count} row{'s' if count > 1 else ''})"
+        f"{column} {name} ({_count(count, 'row')})"
         for column, counts in unseen.items()
         for name, count in counts.items()
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -18,7 +18,7 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import load_all
 from fedbudget.data.read_tables import PLAIN, delimiter_of
 from fedbudget.data.tables import RawTable, TableOptions
-from fedbudget.errors import UserError, explained
+from fedbudget.errors import UserError, as_user_error
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.launch.inputs import build_model, from_file
 from fedbudget.models.base import Model
@@ -76,7 +76,7 @@ def evaluate(
 
     trained = rebuild(run.path, saved, model, build)
     table = dataset.table(dataset.train, trained.target)
-    with explained(f"{trained.name} cannot be evaluated on {name}"):
+    with as_user_error(f"{trained.name} cannot be evaluated on {name}"):
         tally = Tally.of(trained, saved.w, table, dataset.standardization)
         accuracy = trained.accuracy(saved.w, table)
     metrics = {name: value for name, value in tally.metrics().items() if name != "accuracy"}

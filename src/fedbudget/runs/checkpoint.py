@@ -45,7 +45,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedbudget import durable_files
 from fedbudget.codec import Arrays, flatten, restore
-from fedbudget.durable_files import SpareSpace, persistently
+from fedbudget.durable_files import SpareSpace, with_retries
 from fedbudget.errors import UserError
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Phase
@@ -405,7 +405,7 @@ class CheckpointWriter:
         lines = tuple(record.to_json() for record in records) or self._last
         content = Checkpoint(state, lines, engine, conditions=self._conditions)
         self._sync()
-        persistently(lambda: content.save(self._folder), spare=self._spare)
+        with_retries(lambda: content.save(self._folder), spare=self._spare)
         if self._spare is not None:
             self._spare.keep(
                 max(_LEAST_SPARE, 2 * (self._folder / CHECKPOINT).stat().st_size)

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fedbudget import durable_files
-from fedbudget.durable_files import persistently
+from fedbudget.durable_files import with_retries
 from fedbudget.errors import UserError, printable_texts
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.settings import Settings
@@ -230,7 +230,7 @@ class RunWriter:
 
     def append(self, record: RoundRecord) -> None:
         """Adds a round's record, or raises an OSError and leaves no half of it, when the disk stays full say."""
-        persistently(lambda: self._append(record))
+        with_retries(lambda: self._append(record))
 
     def sync(self) -> None:
         """Returns when all records are safe from a power cut."""
@@ -262,7 +262,7 @@ class RunWriter:
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a whole file in one step."""
-        persistently(lambda: durable_files.replace(self.path / name, content))
+        with_retries(lambda: durable_files.replace(self.path / name, content))
 
 
 def is_run(path: Path) -> bool:

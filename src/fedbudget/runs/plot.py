@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedbudget.budget.control import Reason
-from fedbudget.errors import needing
+from fedbudget.errors import requires_package
 from fedbudget.resources import RESOURCES
 from fedbudget.runs.record import RoundRecord
 
-with needing("a picture of a run"):
+with requires_package("a picture of a run"):
     import matplotlib
 
 matplotlib.use("Agg", force=False)

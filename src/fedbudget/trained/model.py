@@ -23,9 +23,9 @@ from fedbudget.arrays import Float32, Float64, Samples
 from fedbudget.data.columns import checked, class_name
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.read_tables import from_frame, is_frame, read_csv
-from fedbudget.data.shards import SampleStore, SeveralInputs, Table
+from fedbudget.data.shards import SampleStore, MultiInputSamples, Table
 from fedbudget.data.tables import Layout, RawTable, TableOptions, require_usable
-from fedbudget.errors import UserError, explained
+from fedbudget.errors import UserError, as_user_error
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
 from fedbudget.models.description import NamedTensors
@@ -54,7 +54,7 @@ def table_of(samples: Dataset, x: Any) -> Table:
     if layout is not None and isinstance(x, RawTable):
         x = layout.encode(x)
     elif isinstance(x, Mapping | tuple):
-        x = SeveralInputs(x, np.zeros(_length(x)))
+        x = MultiInputSamples(x, np.zeros(_length(x)))
     if samples.store is None or hasattr(x, "__array__"):
         return _from_array(samples, np.asarray(x))
     return Table(
@@ -244,10 +244,10 @@ def meaning_of(model: Model, samples: Dataset, outputs: int) -> Meaning:
             return Meaning("number", classes)
         case "classes":
             return Meaning("scores", _one_for_each(classes, outputs))
-    in_words = samples.train.values is None and bool(
+    choices_text = samples.train.values is None and bool(
         classes
     )  # of data as it is, when classes are no numbers
-    return Meaning("number", classes) if in_words else Meaning("value")
+    return Meaning("number", classes) if choices_text else Meaning("value")
 
 
 def _auto(
@@ -348,7 +348,7 @@ class TrainedModel:
         second; a value in the unit that it was trained on; for each cluster, the higher the nearer.
         """
         table = table_of(self.samples, x)
-        with explained(f"{self.name} cannot predict"):
+        with as_user_error(f"{self.name} cannot predict"):
             outputs = self.model.outputs(self.w, table)
         if outputs is None:
             raise UserError(

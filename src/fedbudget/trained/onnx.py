@@ -23,13 +23,13 @@ import numpy as np
 from fedbudget.arrays import Float32
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.tables import LayoutColumn
-from fedbudget.errors import UserError, explained, needing
+from fedbudget.errors import UserError, as_user_error, requires_package
 from fedbudget.models.base import Model
 from fedbudget.models.builtin import KMeans, ScoreModel, Softmax
 from fedbudget.models.description import NamedTensors
 from fedbudget.trained.model import Meaning, TrainedModel
 
-with needing("ONNX", "onnx"):
+with requires_package("ONNX", "onnx"):
     import onnx
     from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
@@ -194,7 +194,7 @@ def _torch_graph(graph: _Graph, model: Model, w: Float32, samples: Dataset) -> i
     module = module_of(model, w)
     numbers = example(samples)
     file = io.BytesIO()
-    with warnings.catch_warnings(), explained(f"{model.name} cannot be exported to ONNX"):
+    with warnings.catch_warnings(), as_user_error(f"{model.name} cannot be exported to ONNX"):
         warnings.simplefilter(
             "ignore"
         )  # its newer exporter, which it advertises, needs another package

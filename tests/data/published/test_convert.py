@@ -12,7 +12,6 @@ import pytest
 import xlwt
 
 from fedbudget.data.download import (
-    PackageMembers,
     Unavailable,
     archive,
     knowledge_csv,
@@ -51,7 +50,7 @@ class TestKnowledgeSheets:
     def test_sheets_of_another_form_are_refused(self) -> None:
         with pytest.raises(Unavailable, match="a sheet has no column PEG"):
             knowledge_csv([[["STG", "SCG", "STR", "LPR", "UNS"]]])
-        with pytest.raises(Unavailable, match="where five numbers and a level should be"):
+        with pytest.raises(Unavailable, match="instead of five numbers and a level"):
             knowledge_csv([[HEADER, [0.1, "", 0.2, 0.3, 0.4, "Low"]]])
         with pytest.raises(Unavailable, match="a sheet has no column LPR"):
             knowledge_csv([[]])
@@ -125,6 +124,7 @@ def got(name: str, sheets: bytes, folder: Path) -> dict[str, Path]:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         file.writestr(SPREADSHEET, sheets)
-    members = PackageMembers(SPREADSHEET, convert=knowledge_table)
     with serving({"all.zip": buffer.getvalue()}) as web:
-        return get(name, folder, sources=[archive(f"{web.url}all.zip", members, 1_000_000)])
+        url = f"{web.url}all.zip"
+        source = archive(url, SPREADSHEET, 1_000_000, knowledge_table)
+        return get(name, folder, sources=[source])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.data.published import PUBLISHED, DatasetMissing, find, places
+from fedbudget.data.published import PUBLISHED, DatasetMissing, data_folders, find
 from fedbudget.errors import UserError
 from support.web import dataset_of
 
@@ -34,7 +34,7 @@ class TestPlaces:
     def test_are_the_option_then_the_variable_then_the_cache(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        (what, cache), *others = places(None)
+        (what, cache), *others = data_folders(None)
         assert (what, others) == ("the cache folder", [])
         assert cache.is_relative_to(tmp_path)
         monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "variable"))
@@ -42,7 +42,7 @@ class TestPlaces:
             ("--data-dir", tmp_path / "option"),
             ("FEDBUDGET_DATA", tmp_path / "variable"),
         )
-        assert places(tmp_path / "option") == [
+        assert data_folders(tmp_path / "option") == [
             option,
             variable,
             ("the cache folder", cache),
@@ -50,13 +50,13 @@ class TestPlaces:
 
     def test_an_empty_variable_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FEDBUDGET_DATA", "")
-        assert [what for what, _ in places(None)] == ["the cache folder"]
+        assert [what for what, _ in data_folders(None)] == ["the cache folder"]
 
     def test_home_may_be_written_as_a_tilde(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("FEDBUDGET_DATA", "~/data")
-        assert [path for _, path in places(Path("~/mine"))][:2] == [
+        assert [path for _, path in data_folders(Path("~/mine"))][:2] == [
             tmp_path / "home/mine",
             tmp_path / "home/data",
         ]
@@ -117,12 +117,12 @@ class TestFind:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "variable"))
-        cache = places(None)[-1][1]
+        cache = data_folders(None)[-1][1]
         with pytest.raises(UserError) as error:
             find("small", tmp_path / "option")
         assert str(error.value) == (
-            f"small is not here: looked in {tmp_path}/option (--data-dir), {tmp_path}/variable (FEDBUDGET_DATA), "
-            f"{cache} (the cache folder); fedbudget data get small fetches it"
+            f"small was not found in {tmp_path}/option (--data-dir), {tmp_path}/variable (FEDBUDGET_DATA), "
+            f"{cache} (the cache folder); download it with: fedbudget data get small"
         )
 
     def test_an_unknown_name_is_refused(self) -> None:

@@ -96,7 +96,7 @@ class TestArchive:
         web.files["all.tar.gz"] = tar_of(
             {"dir/large.bin": LARGE + b"x", "dir/little.bin": CONTENTS["little.bin"]}
         )
-        assert "large.bin is larger than it should be" in failure(
+        assert "large.bin is larger than the expected" in failure(
             tmp_path, archive(web, "all.tar.gz")
         )
         assert everything(tmp_path) == {"small/little.bin": CONTENTS["little.bin"]}

@@ -144,7 +144,7 @@ def test_the_next_source_is_asked_only_for_what_is_missing(
 def test_what_one_source_gave_stays_when_all_fail(web: Web, tmp_path: Path) -> None:
     del web.files["little.bin.gz"]
     assert failure(tmp_path, mirror(web)).startswith(
-        "1 of 2 files of small could not be fetched: 127.0.0.1:"
+        "1 of 2 files of small could not be downloaded: 127.0.0.1:"
     )
     assert everything(tmp_path) == {"small/large.bin.gz": ZIPPED["large.bin.gz"]}
 
@@ -158,12 +158,12 @@ def test_no_source_is_one_line_that_says_of_each_why(
     with serving({}) as gone:
         pass
     assert failure(tmp_path, mirror(web), mirror(other), mirror_of(gone.url)) == (
-        f"small could not be fetched: {hosts[0]}: 404 Not Found; "
+        f"small could not be downloaded: {hosts[0]}: 404 Not Found; "
         f"{hosts[1]}: large.bin has wrong contents, little.bin has wrong contents; "
         f"{gone.url.removeprefix('http://').removesuffix('/')}: Connection refused"
     )
     assert not (tmp_path / "small").exists()
-    assert failure(tmp_path).endswith("small could not be fetched: there is no source")
+    assert failure(tmp_path).endswith("small could not be downloaded: there is no source")
 
 
 def test_bytes_without_end_are_refused_when_there_are_too_many(

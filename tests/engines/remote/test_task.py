@@ -127,8 +127,8 @@ def test_classes_do_not_depend_on_who_came_first(order: list[tuple[str, ...]]) -
         ({"stored": "uint8"}, "features stored as uint8 here, float32 elsewhere"),
         ({"scale": 0.5}, "features scaled by 0.5 here"),
         ({"values": True}, "targets that are numbers: True here"),
-        ({"parity": True}, "classes told apart as even and odd: True here"),
-        ({"features": Moments(np.zeros(4), np.ones(4))}, "features to be standardised"),
+        ({"parity": True}, "classes that are even or odd: True here"),
+        ({"features": Moments(np.zeros(4), np.ones(4))}, "features are standardised"),
     ],
 )
 def test_data_that_do_not_go_together(other: dict[str, Any], reason: str) -> None:
@@ -219,7 +219,7 @@ def test_all_make_the_same_features_of_their_columns() -> None:
 
 
 def test_errors_have_the_names_of_nodes() -> None:
-    with pytest.raises(UserError, match=r"do not go together: .* ward-2 has no column sex"):
+    with pytest.raises(UserError, match=r"do not match: .* ward-2 has no column sex"):
         agree([NORTH, named({"age": [1.0, 2.0]})], ["ward-1", "ward-2"])
 
 
@@ -252,7 +252,7 @@ def test_classes_that_are_given_are_all_in_their_order() -> None:
             "its column age has missing values, but the first nodes",
         ),
         (told_otherwise(target="z"), "its target is z, but the others' is y"),
-        (told_otherwise(standardise=False), "columns are standardised elsewhere"),
+        (told_otherwise(standardise=False), "features are standardised elsewhere"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused_later_on(
