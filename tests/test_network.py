@@ -264,7 +264,7 @@ def test_the_aggregator_holds_data_and_tests_too(
         (
             Net,
             None,
-            "it trains what has a name, and the aggregator net (TorchModel, 73 parameters)",
+            "it trains a named model, and the aggregator net (TorchModel, 73 parameters)",
         ),
         (
             Net,

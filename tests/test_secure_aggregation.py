@@ -162,7 +162,7 @@ def test_nodes_that_are_known_are_the_only_ones(
     (tmp_path / "known").write_text(f"# others\nn1 {'ab' * 32}\n")
     each = [{**own, "identity": file} for own, file in zip(NODES, files, strict=True)]
     each[0]["known_nodes"] = tmp_path / "known"
-    with pytest.raises(WorkError, match="identity is not the one that is known here"):
+    with pytest.raises(WorkError, match="identity does not match the known one"):
         served(nodes, each, secure_aggregation=True, rounds=3)
 
 
@@ -171,29 +171,29 @@ def test_nodes_that_are_known_are_the_only_ones(
     [
         (
             {"combine": "clipped"},
-            "combine clipped must see every node's report.*combine must be mean",
+            "combine clipped needs the report of every node.*combine must be mean",
         ),
         ({"combine": "trimmed", "drift_correction": False}, "combine trimmed must see"),
         (
             {"combine": CoordinateMedian(), "drift_correction": False},
             "combine median must see",
         ),
-        ({"method": "paper"}, "estimates δ from every node's report"),
+        ({"method": "paper"}, "estimates δ from the report of every node"),
         (
             {"method": "frugal", "drift_correction": False},
-            "estimates δ from every node's report",
+            "estimates δ from the report of every node",
         ),
-        ({"compress": "8-bit"}, "compress 8-bit does not go with secure_aggregation"),
+        ({"compress": "8-bit"}, "compress 8-bit does not work with secure_aggregation"),
         (
             {"budget": ["privacy=4", "time=5s"], "privacy_noise": "seeded"},
-            "privacy_noise seeded does not go with",
+            "privacy_noise seeded does not work with",
         ),
         (
             {"budget": ["privacy=4", "time=5s"], "privacy_unit": "sample"},
-            "privacy_unit sample does not go with",
+            "privacy_unit sample does not work with",
         ),
         ({"nodes": 2}, "needs 3 nodes or more"),
-        ({"data": made(0, 20)}, "an aggregator that holds data itself"),
+        ({"data": made(0, 20)}, "an aggregator that holds data"),
     ],
 )
 def test_what_needs_more_than_sums_is_refused(options: dict[str, Any], reason: str) -> None:
@@ -212,7 +212,7 @@ def test_a_node_says_in_python_what_its_limit_is_of(tmp_path: Path) -> None:
     }
     with pytest.raises(
         UserError,
-        match=r"told\.json is not a node's account of privacy: it is of single samples",
+        match=r"told\.json is not a node's account of privacy: it is for single samples",
     ):
         fedbudget.join("127.0.0.1:7", **how)
     with pytest.raises(
@@ -224,12 +224,12 @@ def test_a_node_says_in_python_what_its_limit_is_of(tmp_path: Path) -> None:
 
 
 def test_a_simulation_does_not_pretend_to_mask() -> None:
-    with pytest.raises(UserError, match="is for nodes over gRPC"):
+    with pytest.raises(UserError, match="works only over gRPC"):
         fedbudget.train(secure_aggregation=True, rounds=1)
 
 
 def test_a_threshold_goes_with_masks() -> None:
-    with pytest.raises(UserError, match="secure_threshold goes with secure_aggregation"):
+    with pytest.raises(UserError, match="secure_threshold needs secure_aggregation"):
         fedbudget.serve("127.0.0.1:0", model="softmax", secure_threshold=0.8, quiet=True)
     with pytest.raises(UserError, match="secure_threshold must be"):
         fedbudget.serve(

@@ -382,12 +382,12 @@ class TestMistakes:
             ),
             (
                 {"batch_size": 300},
-                "batch_size 300 is larger than the largest shard, node 0's 288 samples",
+                "batch_size 300 is larger than the largest shard, 288 samples of node 0",
             ),
             ({"shards": []}, "at least one node's data"),
             (
                 {"shards": [([[1.0], [2.0]], [0, 1])], "nodes": 2},
-                "partition files gives each node a file",
+                "partition files needs one file per node",
             ),
         ],
     )

@@ -33,6 +33,7 @@ _CORE = (
     ["show", "first"],
     ["explain", "first", "--round", "3"],
     ["export", "first", "--to", "numpy", "--out", "first.npz"],
+    ["run", "--nodes", "50", "--budget", "privacy=8", "--out", "private"],
 )
 _LOCAL = [
     "local",
@@ -86,19 +87,6 @@ _COMMANDS: dict[str, tuple[list[str], ...]] = {
     "torch": (["run", "--model", "net.py:net", "--rounds", "3", "--out", "module"],),
     "sweep": (["sweep", "sweep.toml", "--out", "swept"],),
     "network": (["certs", "certs"], _LOCAL),
-    "privacy": (
-        [
-            "run",
-            "--nodes",
-            "50",
-            "--budget",
-            "time=2s",
-            "--budget",
-            "privacy=8",
-            "--out",
-            "private",
-        ],
-    ),
     "ray": (
         ["run", "--engine", "ray", "--nodes", "20", "--rounds", "3", "--out", "on-ray"],
     ),
@@ -112,9 +100,7 @@ _PROGRAMS = {
     "flower": "import fedbudget.flower",
     "docs": "import mkdocs, mkdocstrings",
     "xls": "import xlrd",
-    "codecarbon": (
-        "from fedbudget.resources.carbon import CodeCarbon; CodeCarbon.start()"
-    ),
+    "codecarbon": ("from fedbudget.resources.carbon import CodeCarbon; CodeCarbon.start()"),
 }
 """Python code that tests extras without a fedbudget command."""
 
@@ -139,9 +125,9 @@ def main(arguments: Sequence[str]) -> None:
     wheels = sorted((ROOT / "dist").glob("*.whl"))
     if len(wheels) != 1:
         raise SystemExit(f"try_wheel: dist/ has {len(wheels)} wheels; run `make dist`")
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
-        "project"
-    ]["optional-dependencies"]
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
     names = [name for name in known if name != "dev"]
     failed = []
     for extras in ["", *names, ",".join(names)] if asked.all else asked.extras or [""]:
@@ -206,9 +192,7 @@ def _commands(extras: str) -> Iterator[list[str]]:
     """Yield the arguments of `python` that test the extras."""
     yield from (["-m", "fedbudget", *command] for command in _CORE)
     for extra in filter(None, extras.split(",")):
-        yield from (
-            ["-m", "fedbudget", *command] for command in _COMMANDS.get(extra, ())
-        )
+        yield from (["-m", "fedbudget", *command] for command in _COMMANDS.get(extra, ()))
         if extra in _PROGRAMS:
             yield ["-c", _PROGRAMS[extra]]
 

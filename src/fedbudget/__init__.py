@@ -1,12 +1,12 @@
-"""fedbudget: the best model that a fixed budget can buy, from data that stays on its nodes.
+"""fedbudget: federated learning under a fixed budget, on data that stays on its nodes.
 
 >>> import fedbudget
 >>> result = fedbudget.train(model="svm", dataset="digits", case=1, budget="time=3s")
 >>> result.stopped_by
 'time'
 
-The public names, and where each comes from, are listed once: in `__init__.pyi`, which type checkers and editors read by
-themselves. Here they are imported when they are first used, so that `fedbudget --help` need not wait for compilers.
+`__init__.pyi` lists the public names and their modules, for type checkers and for this
+file. A name is imported on first use, so that `fedbudget --help` does not load compilers.
 """
 
 import ast

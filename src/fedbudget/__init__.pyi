@@ -1,4 +1,4 @@
-# The public names of fedbudget, and where they come from; __init__.py reads this list too.
+# The public names of fedbudget and their modules. __init__.py reads this list too.
 from fedbudget.budget.budget import Budget as Budget
 from fedbudget.budget.control import (
     AdaptiveTau as AdaptiveTau,
@@ -23,14 +23,15 @@ from fedbudget.forecasts.forecast import (
     forecast as forecast,
 )
 from fedbudget.models.own import FunctionModel as FunctionModel
-from fedbudget.api import join as join, serve as serve
+from fedbudget.api import join as join, serve as serve, train as train
 from fedbudget.protocol.combine import (
     CombineRule as CombineRule,
     WeightedMean as WeightedMean,
 )
-from fedbudget.protocol.update import FedAdam as FedAdam, FedYogi as FedYogi
 from fedbudget.protocol.update import (
     Average as Average,
+    FedAdam as FedAdam,
+    FedYogi as FedYogi,
     ServerMomentum as ServerMomentum,
     UpdateRule as UpdateRule,
 )
@@ -47,7 +48,6 @@ from fedbudget.budget.step_size import (
 from fedbudget.result import Result as Result
 from fedbudget.trained.export import export as export
 from fedbudget.trained.model import TrainedModel as TrainedModel, load as load
-from fedbudget.api import train as train
 
 __all__: list[str]
 __version__: str

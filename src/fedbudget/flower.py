@@ -1,14 +1,14 @@
-"""Rounds over a fleet of Flower's SuperNodes: a ServerApp and a ClientApp, to be named in a project's pyproject.toml.
+"""ServerApp and ClientApp for Flower, to be named in the pyproject.toml of a project.
 
     [tool.flwr.app.components]
     serverapp = "fedbudget.flower:server"
     clientapp = "fedbudget.flower:client"
 
-The aggregator is in the ServerApp, a node in every ClientApp. What is said between them is what is said over any other
-network, as Flower's records. A ClientApp's process lasts for one message: it imports little, what it needs for one kind
-of message only when that comes, and what a node remembers is in its context.
+The ServerApp is the aggregator, each ClientApp is a node. Their messages are those of every
+network, as Flower's records. The process of a ClientApp lasts for one message, so imports
+are lazy, and the state of a node is in its context.
 
-Nothing is told to Flower's or Ray's makers from here, unless the person has turned that on.
+Telemetry of Flower and Ray stays off unless the user has switched it on.
 """
 
 from collections.abc import Callable
@@ -30,11 +30,11 @@ __all__ = ["client", "client_app", "server", "server_app"]
 
 
 def server_app(model: "OwnModel | None" = None) -> ServerApp:
-    """The aggregator, with the settings of the run's configuration.
+    """Return the aggregator, with the settings of the run configuration.
 
     Args:
-      model: your own, the same as the nodes', in place of one that is named there: a PyTorch module or its class, any
-        `Model`, or what makes one of these.
+      model: custom model that replaces the configured one, the same as that of the nodes: a
+        PyTorch module or its class, any `Model`, or a function that creates one.
     """
     app = ServerApp()
 
@@ -50,12 +50,13 @@ def client_app(
     *,
     model: "OwnModel | None" = None,
 ) -> ClientApp:
-    """A node.
+    """Return a node.
 
     Args:
-      data: what the node holds, for data that are in no file: as of `fedbudget.join`, or a function from Flower's
-        Context to that; from the node's configuration when not given.
-      model: your own, the same as the ServerApp's; from the node's configuration when not given, if it is there.
+      data: samples in a form of `fedbudget.join`, or a function from Flower's Context to
+        samples; by default the node configuration names a file.
+      model: custom model, the same as that of the ServerApp; by default that of the node
+        configuration, if any.
     """
     app = ClientApp()
 
@@ -81,10 +82,10 @@ def client_app(
 def aggregate(
     grid: Grid, context: Context, *, model: "OwnModel | None" = None, plot: bool = True
 ) -> "Result":
-    """Makes the run that the configuration asks for; one whose nodes all fail is on disk too, as it was until then.
+    """Execute the configured run; it is on disk even if all nodes fail.
 
     Args:
-      model: a person's own, in place of the one that is named there.
+      model: custom model that replaces the configured one.
     """
     import secrets
 
@@ -106,12 +107,10 @@ def aggregate(
         )
 
     try:
-        asked = read_run(context.run_config, model)
-        nodes = GridNodes(
-            grid, run=secrets.token_hex(8), max_share=asked.settings.max_share
-        )
-        prepared = on_flower(nodes, asked)
-        out = (asked.out or default_folder(prepared.settings)).absolute()
+        run = read_run(context.run_config, model)
+        nodes = GridNodes(grid, run=secrets.token_hex(8), max_share=run.settings.max_share)
+        prepared = on_flower(nodes, run)
+        out = (run.out or default_folder(prepared.settings)).absolute()
         result = execute(prepared, out=out, callbacks=[log_round], plot=plot)
         for line in summary(result):
             LOG.info("%s", line)
@@ -124,16 +123,13 @@ def aggregate(
 
 
 def summary(result: "Result") -> list[str]:
-    """What a run has come to, for people."""
+    """Return the lines that report a result."""
     from fedbudget.runs.text import metrics_text, spread_text
 
     metrics = metrics_text(result.accuracy, result.metrics, result.to_beat)
     figures = ", ".join(filter(None, (f"loss {result.loss:.4f}", metrics)))
-    nodes = (
-        [spread_text(result.spread, "rmse" if result.accuracy is None else "accuracy")]
-        if result.spread
-        else []
-    )
+    name = "rmse" if result.accuracy is None else "accuracy"
+    nodes = [spread_text(result.spread, name)] if result.spread else []
     spent = ", ".join(
         f"{name} {result.spent[name]:.4g} of {limit:.4g}"
         for name, limit in result.budget.items()

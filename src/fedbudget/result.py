@@ -1,4 +1,4 @@
-"""What a run gave: its figures, its model, and a record of every round."""
+"""The result of a run: its figures, its model, and a record of every round."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,34 +11,42 @@ from fedbudget.evaluation.targets import Overfitting
 from fedbudget.runs.record import RoundRecord, update_weighted_tau
 from fedbudget.trained.model import TrainedModel
 
+_NOT_FIGURES = ("w", "model", "rounds")
+_OPTIONAL = (
+    "metrics",
+    "note",
+    "until",
+    "kept_round",
+    "overfitting",
+    "to_beat",
+    "spread",
+    "privacy_delta",
+)
+"""Figures that `to_json` omits if they are empty."""
+
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave.
+    """The result of a run.
 
-    Args:
-      loss: F(w^f) on all training samples; where these are on other machines, as nodes last told it.
-      accuracy: on the test samples; None where it has no meaning.
-      metrics: further figures on the test samples, by name: those of classes or of real targets, and the model's own.
-      to_beat: what is reached there without learning: the accuracy of the most frequent class, or the RMSE of the mean.
-      spread: how far nodes are apart in accuracy or RMSE, where test samples are with them: the `worst`, the one that a
-        tenth are worse than (`tenth`), the `median`, and how many `nodes` they are.
-      average_tau: local updates divided by aggregations.
-      aggregations, local_updates: K and T; in one place nothing is aggregated.
-      spent, budget, overshoot: per resource.
-      sources: how each of these is known: measured, estimated, declared or simulated.
-      trial_seconds: what trial rounds took before the clock of the budget started, where anything is measured; it is
-        not in `spent`.
-      stopped_by: a resource, `rounds`, `target`, `plateau`, `callback` or `interrupted`.
-      note: in which way the data were less than the whole dataset, if they were.
-      run: the folder, where there is one.
-      w: w^f, or the w that was kept in its place, [parameters].
-      model: with this w, to be used: `result.model.predict(x)`.
-      rounds: a record of each.
-      until: the targets, and whether w has reached each.
-      kept_round: the round that began with the w that was kept; None where w is w^f.
-      privacy_delta: δ at which `spent` has the ε of a private run, by an accountant; then no loss is known.
-      overfitting: when the model began to overfit, if it clearly did.
+    Args: loss: F(w^f) on all training samples; with remote nodes, their latest report.
+      accuracy: on the test samples; None if the model has none. metrics: further figures on
+      the test samples, by name: of classes or of real targets, and those that the model
+      defines. to_beat: the figure of a trivial model: the accuracy of always predicting the
+      most frequent class, or the RMSE of predicting the mean. spread: accuracy or RMSE over
+      nodes that hold test samples: `worst`, `tenth` (the tenth percentile), `median`, and
+      the number of `nodes`. average_tau: local updates divided by aggregations.
+      aggregations, local_updates: K and T; centralized descent has no aggregations. spent,
+      budget, overshoot: per resource. sources: source of each amount: measured, estimated,
+      declared or simulated. trial_seconds: duration of trial rounds before the clock of the
+      budget started, if anything is measured; not part of `spent`. stopped_by: a resource,
+      `rounds`, `target`, `plateau`, `callback` or `interrupted`. note: which part of the
+      dataset was used, if not all. run: folder of the run, if any. w: w^f, or the
+      parameters kept instead, [parameters]. model: the trained model with this w:
+      `result.model.predict(x)`. rounds: a record of each round. until: the targets, and
+      whether w has reached each. kept_round: the round that started with the kept w; None
+      if w is w^f. privacy_delta: δ of the ε in `spent`, for a private run, which reports no
+      loss. overfitting: when the model began to overfit, if it clearly did.
     """
 
     loss: float
@@ -67,43 +75,26 @@ class Result:
 
     @property
     def left(self) -> dict[str, float]:
-        """What is left of the budget, per resource."""
+        """Unspent part of the budget, per resource."""
         return {
             name: max(0.0, limit - self.spent[name]) for name, limit in self.budget.items()
         }
 
     @property
     def update_weighted_tau(self) -> float:
-        """Σ τ² / Σ τ over rounds: the paper's average τ, for its figures."""
+        """Σ τ² / Σ τ over rounds, the average τ of the paper's figures."""
         return update_weighted_tau([record.tau for record in self.rounds])
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, without the model and the rounds."""
-        optional = (
-            "metrics",
-            "note",
-            "until",
-            "kept_round",
-            "overfitting",
-            "to_beat",
-            "spread",
-            "privacy_delta",
-        )
-        left_out = {
-            "w",
-            "model",
-            "rounds",
-            *(name for name in optional if not getattr(self, name)),
-        }
-        figures = {
-            name: value for name, value in vars(self).items() if name not in left_out
-        }
-        figures = {
-            name: dict(value) if isinstance(value, Mapping) else value
-            for name, value in figures.items()
-        }
+        """Return the figures, without the model and the rounds."""
+        figures = {}
+        for name, value in vars(self).items():
+            if name in _NOT_FIGURES or (name in _OPTIONAL and not value):
+                continue
+            figures[name] = dict(value) if isinstance(value, Mapping) else value
         if self.overfitting is not None:
             figures["overfitting"] = vars(self.overfitting)
-        loss = self.loss if math.isfinite(self.loss) else None
-        run = None if self.run is None else str(self.run)
-        return {**figures, "left": self.left, "loss": loss, "run": run}
+        figures["left"] = self.left
+        figures["loss"] = self.loss if math.isfinite(self.loss) else None
+        figures["run"] = None if self.run is None else str(self.run)
+        return figures

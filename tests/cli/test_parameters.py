@@ -47,18 +47,18 @@ class TestHelp:
     @pytest.mark.parametrize(
         ("command", "line"),
         [
-            ("run", "How many nodes.  [default: 5, or one per file]"),
-            ("run", "Of everything random.  [default: 0]"),
-            ("run", "(clocks and meters of the machines).  [default: simulated]"),
-            ("serve", "(clocks and meters of the machines).  [default: measured]"),
+            ("run", "Number of nodes.  [default: 5, or one per file]"),
+            ("run", "Random seed.  [default: 0]"),
+            ("run", "(by clocks and meters).  [default: simulated]"),
+            ("serve", "(by clocks and meters).  [default: measured]"),
             ("serve", "before the first round.  [default: --min-nodes]"),
-            ("serve", "The most nodes to let in.  [default: 1000]"),
-            ("local", "How many node processes to start.  [default: 5]"),
+            ("serve", "Maximum number of nodes.  [default: 1000]"),
+            ("local", "Number of node processes to start.  [default: 5]"),
             (
                 "compare",
                 "Cases to compare in.  [default: 1,2,3,4; with --rivals --partition]",
             ),
-            ("sweep", "The sweep's folder.  [default: sweeps/ and the file's name]"),
+            ("sweep", "Folder of the sweep.  [default: sweeps/ and the name of the file]"),
         ],
     )
     def test_defaults_are_those_of_the_command(self, command: str, line: str) -> None:

@@ -95,9 +95,9 @@ def test_two_of_ten_attack_where_each_has_a_digit(
 
 
 def test_what_cannot_be_attacked_is_refused() -> None:
-    with pytest.raises(UserError, match="none would be honest"):
+    with pytest.raises(UserError, match="no honest node is left"):
         train(budget="time=1s", nodes=3, attack="noise", attackers=3)
     with pytest.raises(UserError, match="two or more targets"):
         train(model="kmeans", dataset="digits", budget="time=1s", attack="label-flip")
-    with pytest.raises(UserError, match="simulated in one process"):
+    with pytest.raises(UserError, match="attack needs engine in-process"):
         train(budget="time=1s", attack="noise", engine="network")

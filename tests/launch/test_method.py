@@ -17,7 +17,7 @@ from fedbudget.protocol.update import (
     FedAdam,
     FedYogi,
     ServerMomentum,
-    SplitCentres,
+    KMeansSplit,
 )
 from fedbudget.settings.settings import Settings
 
@@ -107,7 +107,7 @@ def test_the_accelerated_method() -> None:
     ("settings", "rule"),
     [
         (Settings(), Accelerate()),
-        (Settings(model="kmeans", clusters=7), SplitCentres(7)),
+        (Settings(model="kmeans", clusters=7), KMeansSplit(7)),
         (Settings(model="kmeans", update="average"), Average()),
         (Settings(model="kmeans", method="frugal"), Average()),
         (Settings(method="frugal"), Average()),
@@ -130,7 +130,7 @@ def test_the_accelerated_method() -> None:
 def test_update_rule_as_named(settings: Settings, rule: object) -> None:
     method = build_method(settings)
     assert method.update == rule
-    assert method.correct_drift == isinstance(rule, (Average, Accelerate, SplitCentres))
+    assert method.correct_drift == isinstance(rule, (Average, Accelerate, KMeansSplit))
 
 
 def test_options_that_a_rule_does_not_have_are_refused() -> None:
@@ -139,15 +139,15 @@ def test_options_that_a_rule_does_not_have_are_refused() -> None:
         Settings(update="average", server_momentum=0.5),
     ):
         with pytest.raises(
-            UserError, match="server_momentum has no meaning with update average"
+            UserError, match="server_momentum has no effect with update average"
         ):
             build_method(wrong)
-    with pytest.raises(UserError, match="server_beta2 has no meaning with update fedavgm"):
+    with pytest.raises(UserError, match="server_beta2 has no effect with update fedavgm"):
         build_method(Settings(update="fedavgm", server_beta2=0.5))
 
 
 def test_an_automatic_step_size_falls_by_itself() -> None:
-    with pytest.raises(UserError, match="step_fall goes with a step_size that is a number"):
+    with pytest.raises(UserError, match="step_fall needs a step_size that is a number"):
         build_method(Settings(step_fall=0.2))
 
 

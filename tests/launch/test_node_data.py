@@ -88,7 +88,7 @@ class TestHeldOfAFile:
             from_file(path, test_share=0.3, test=path)
 
     def test_a_folder_is_of_several_nodes(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="is a folder; a node has a file of its own"):
+        with pytest.raises(UserError, match="is a folder; give the file of this node"):
             from_file(tmp_path)
 
     def test_what_its_function_raises_is_said(self, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ class TestHeldOfAFile:
             "def samples():\n    raise OSError('no disk')\n"
         )
         with pytest.raises(
-            UserError, match=r"broken_ward\.py:samples gives no samples: OSError: no disk"
+            UserError, match=r"broken_ward\.py:samples returns no samples: OSError: no disk"
         ):
             from_file(tmp_path / "broken_ward.py:samples")
 

@@ -222,7 +222,7 @@ def test_a_run_goes_on_with_more_budget(tmp_path: Path, participation: float) ->
     fedbudget.train(**options, out=tmp_path / "here")
     fedbudget.train(**options, engine="ray", actors=2, out=tmp_path / "there")
     here = fedbudget.train(resume=tmp_path / "here", budget="time=+2s")
-    with pytest.raises(UserError, match="has 2 actors, and cannot have 3 now"):
+    with pytest.raises(UserError, match="has 2 actors, and cannot change to 3"):
         fedbudget.train(
             resume=tmp_path / "there", budget="time=+2s", engine="ray", actors=3
         )
@@ -321,7 +321,7 @@ def test_a_model_in_a_file_and_what_it_imports_go_to_the_actors(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "centralized"}, "centralized descent is not made on Ray"),
+        ({"method": "centralized"}, "centralized descent does not run on Ray"),
         ({"batch_size": 10**6}, "larger than the largest shard"),
         ({"nodes": 10**4}, "more than the 1437 samples"),
         ({"actors": 0}, "actors must be at least 1"),
@@ -337,7 +337,7 @@ def test_what_cannot_work_is_told_in_a_line(options: dict[str, Any], message: st
 def test_another_version_of_fedbudget_is_refused() -> None:
     plan = simulate(SMALL)
     with pytest.raises(
-        UserError, match=r"fedbudget .* is on a machine of the cluster, and 0\.0 here"
+        UserError, match=r"a machine of the cluster has fedbudget .*, this one 0\.0"
     ):
         GroupDefinition(
             plan.settings, plan.dataset, plan.model, plan.meters.resources, version="0.0"

@@ -88,12 +88,12 @@ def test_a_resumed_run_does_not_get_its_epsilon_back(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"model": "kmeans"}, "K-means"),
-        ({"partition": "case:3"}, "some are at several"),
+        ({"partition": "case:3"}, "several nodes share some"),
         ({"proximal": 0.1}, "proximal"),
-        ({"method": "paper"}, "goes with no other"),
+        ({"method": "paper"}, "method must be accelerated"),
         ({"combine": "median"}, "combine"),
-        ({"until": "loss=0.1"}, "no loss is told"),
-        ({"budget": "time=2s"}, "go with a budget of privacy"),
+        ({"until": "loss=0.1"}, "nodes report no loss"),
+        ({"budget": "time=2s"}, "need a budget of privacy"),
     ],
 )
 def test_what_would_tell_more_is_refused(options: dict[str, Any], words: str) -> None:

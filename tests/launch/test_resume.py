@@ -212,10 +212,10 @@ class TestMoreBudget:
         [
             (
                 {},
-                r"the run has finished; to go on it needs more budget, such as time=\+10min",
+                r"the run has finished; to resume it, extend budget, such as time=\+10min",
             ),
             ({"budget": "time=3s"}, "the run has finished"),
-            ({"budget": "time=1s"}, "budget time=1s is below what was spent"),
+            ({"budget": "time=1s"}, "budget time=1s is below the .* already spent"),
             ({"budget": "time=+0.05s"}, "too little is left of time for one more round"),
             ({"budget": "bytes=+1MB"}, "a resumed run keeps its resources, time"),
             (
@@ -224,7 +224,7 @@ class TestMoreBudget:
             ),
             (
                 {"budget": "time=+5s", "out": "elsewhere"},
-                "resume goes on in the run's folder",
+                "resume uses the folder and the settings of the run",
             ),
             (
                 {"budget": "time=+5s", "shards": [(2 * x, y) for x, y in made(4)]},
@@ -232,9 +232,9 @@ class TestMoreBudget:
             ),
             (
                 {"budget": "time=+5s", "engine": "ray"},
-                "the run was made by engine in-process",
+                "the run used engine in-process",
             ),
-            ({"budget": "time=+5s", "engine": "network"}, "go on with fedbudget serve"),
+            ({"budget": "time=+5s", "engine": "network"}, "use fedbudget serve"),
         ],
     )
     def test_what_is_refused(
@@ -266,7 +266,7 @@ def test_a_run_goes_on_by_its_own_settings_only() -> None:
     )
     with pytest.raises(
         UserError,
-        match="run goes on as it began: tau is adaptive there, and cannot be 5 now",
+        match="run resumes with its own settings: tau is adaptive there, and cannot become 5",
     ):
         require_same_settings(Path("run"), TRIAL, replace(TRIAL, tau=5))
 

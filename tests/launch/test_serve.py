@@ -18,7 +18,7 @@ from fedbudget.settings.settings import Settings
             Settings(method="asynchronous"),
             "127.0.0.1:0",
             {},
-            "asynchronous descent is not made over a network",
+            "asynchronous descent does not work over a network",
         ),
         (Settings(), "0.0.0.0:0", {}, "insecure"),
         (Settings(), "127.0.0.1:0", {"cert": Path("nowhere.pem")}, "key"),

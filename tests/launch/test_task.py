@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget.engines.remote.node_data import table_to_test_on
+from fedbudget.engines.remote.node_data import evaluation_table
 from fedbudget.engines.remote.task import agree
 from fedbudget.errors import UserError, flag
 from fedbudget.launch.inputs import dataset_to_test_on, from_dataset, from_file
@@ -32,7 +32,7 @@ class TestTestedOn:
         agreed = agree([each.samples() for each in held])
         assert agreed.classes == ("blue", "green", "red")
         path = write(tmp_path / "test.csv", [(1.0, 2.0, "red"), (3.0, 4.0, "green")])
-        table = table_to_test_on(
+        table = evaluation_table(
             dataset_to_test_on(str(path), Settings()), agreed, Softmax(2, 3)
         )
         assert table.y.tolist() == [2, 1]
@@ -45,7 +45,7 @@ class TestTestedOn:
     def test_the_test_samples_of_a_dataset_are_its_own(self) -> None:
         whole = simulate(TRIAL)
         agreed = from_dataset(TRIAL, "1/5").samples()
-        table = table_to_test_on(
+        table = evaluation_table(
             dataset_to_test_on("digits", Settings()), agreed, whole.model
         )
         assert whole.test is not None
@@ -56,11 +56,11 @@ class TestTestedOn:
         agreed = agree([from_file(write(tmp_path / "one.csv", ONE)).samples()])
         path = write(tmp_path / "test.csv", [(1.0, 2.0, "mauve"), (1.0, 2.0, "red")])
         with pytest.raises(UserError, match="has class 'mauve', which no node has"):
-            table_to_test_on(
+            evaluation_table(
                 dataset_to_test_on(str(path), Settings()), agreed, Softmax(2, 2)
             )
         with pytest.raises(UserError, match="has 64 features, and nodes' data 2"):
-            table_to_test_on(
+            evaluation_table(
                 dataset_to_test_on("digits", Settings()),
                 replace(agreed, classes=()),
                 Softmax(2, 2),

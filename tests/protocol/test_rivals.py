@@ -448,7 +448,7 @@ class TestFedNova:
         assert broadcast.tau == broadcast.work.most == 20
 
     def test_real_nodes_are_refused(self) -> None:
-        with pytest.raises(UserError, match="workload by-data is for simulated nodes"):
+        with pytest.raises(UserError, match="workload by-data works only with simulated nodes"):
             fedbudget.train(
                 dataset="digits",
                 model="svm",

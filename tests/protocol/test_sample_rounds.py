@@ -9,7 +9,6 @@ from dp_accounting.pld import PLDAccountant
 
 from fedbudget.budget.step_size import FixedStep
 from fedbudget.engines.noise import SeededNoise
-from fedbudget.launch.privacy import accounted_epsilon
 from fedbudget.protocol.messages import Broadcast, Private, Report
 from fedbudget.protocol.node_privacy import MOST_UPDATES
 from fedbudget.protocol.privacy import multipliers
@@ -100,7 +99,8 @@ def test_epsilon_is_the_librarys_for_every_update(seed: int) -> None:
     recorded = [
         sigma for each in heard for sigma in multipliers(each.private) if sigma < math.inf
     ]  # type: ignore[arg-type]
-    assert accounted_epsilon(recorded, DELTA) == pytest.approx(spent, abs=1e-6)
+    rho = sum(1 / (2 * sigma**2) for sigma in recorded)
+    assert epsilon_of(rho, DELTA) == pytest.approx(spent, abs=1e-6)
     assert accountant.get_epsilon(DELTA) <= run.ledger.budget.limits["privacy"]
 
 
@@ -130,8 +130,8 @@ def test_updates_cost_privacy_and_aggregations_none() -> None:
         private = heard[-1].private
         assert private is not None
         charged = run.ledger.costs
-        assert run.ledger.budget.of_noise(charged.aggregation) == 0
-        assert run.ledger.budget.of_noise(charged.step) * max(
+        assert run.ledger.budget.privacy_part(charged.aggregation) == 0
+        assert run.ledger.budget.privacy_part(charged.step) * max(
             1, heard[-1].tau
         ) == pytest.approx(private.rho)
         heard.append(coming)
@@ -193,10 +193,10 @@ def test_a_round_that_does_not_come_together_is_paid_for() -> None:
     run = sample_aggregator({"time": 20.0, "privacy": 4.0})
     second = run.receive(answer(run.start(), 500), run.ledger.costs)
     assert isinstance(second, Broadcast)
-    before = run.ledger.budget.of_noise(run.ledger.spent)
+    before = run.ledger.budget.privacy_part(run.ledger.spent)
     run.give_up(costs([0.0, 0.0], [0.3, 0.0]), "time")
     assert second.private is not None
-    charged = run.ledger.budget.of_noise(run.ledger.spent) - before
+    charged = run.ledger.budget.privacy_part(run.ledger.spent) - before
     assert charged == pytest.approx(second.private.rho)
 
 

@@ -269,12 +269,12 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path) -> None:
         )
         nobody = "127.0.0.1:1"
         wrong = {
-            start.run("join", nobody): (2, "which data?"),
+            start.run("join", nobody): (2, "a node needs data"),
             start.run("join", nobody, "--shard", "6/5"): (
                 2,
-                "of 5 shards there are 1 to 5",
+                "shards are numbered from 1 to 5",
             ),
-            start.run("join", nobody, "--shard", "second"): (2, "write I/N, such as 2/5"),
+            start.run("join", nobody, "--shard", "second"): (2, "must be I/N, such as 2/5"),
             start.run("join", nobody, "--data", "n2.npz"): (2, "n2.npz does not exist"),
             start.run("join", nobody, "--data", "n1.npz", "--give-up-after", "1"): (
                 1,

@@ -88,8 +88,8 @@ def test_an_aggregator_that_is_killed_goes_on_to_the_same_w(tmp_path: Path) -> N
         other = start.serve("--resume", "run")
         assert other.end() == 2
         assert (
-            "net is another model than it was: parameter body.0.weight is 10 x 6 of float32 now, and 8 x 6 of float32 "
-            "in the run that is to go on" in other.errors
+            "net has changed since the run started: parameter body.0.weight is 10 x 6 of float32 now, and 8 x 6 of float32 "
+            "in the run to resume" in other.errors
         )
         write(start, 2)
         aggregator = start.serve("--resume", "run", port=port)

@@ -204,7 +204,7 @@ def test_killed_in_one_phase_of_a_round_after_the_other(
         assert [node.end() for node in nodes] == [0, 0]
     assert_same_run(run, undisturbed())
     assert (
-        "the run has finished; to go on it needs more --budget, such as time=+10min"
+        "the run has finished; to resume it, extend --budget, such as time=+10min"
         in refused(run)
     )
 
@@ -273,13 +273,13 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
         assert "budget bytes: a resumed run keeps its resources, time" in refused(
             run, "--budget", "bytes=2MB"
         )
-        assert "budget time=0.001s is below what was spent" in refused(
+        assert "budget time=0.001s is below the" in refused(
             run, "--budget", "time=1ms"
         )
         assert "model is softmax there, and cannot be linear now" in refused(
             run, "--model", "linear"
         )
-        assert "leave out --out, --config and --task" in refused(
+        assert "omit --out, --config and --task" in refused(
             run, "--out", str(tmp_path / "elsewhere")
         )
         assert records(run) == before

@@ -1,15 +1,15 @@
-"""The options that commands share and that are not settings, each declared once; and how options become settings.
+"""Options that commands share in addition to settings, and commands from declarations.
 
-Declared options as Typer's parameters: names, kinds, help with the default, and what a shell completes.
-
-Commands from declarations: a function becomes a command that has the options which its arguments declare.
+A decorated function becomes a command with the options that its arguments declare:
 
     @command
-    def sweep(*, settings: Settings, jobs: int | None = option(None, ...), output: OutputOptions) -> None: ...
+    def sweep(
+        *, settings: Settings, jobs: int | None = option(None, ...), output: OutputOptions
+    ) -> None: ...
 
-An argument is an option itself, or a dataclass of options, of which a command has those fields that say so; what is not
-given is left to the default. `Settings` come with what they can be taken from, `--config`, `--task` and `--case`; a
-function that has to know what was given and what was not takes `Given` in their place.
+An argument is an option, or a dataclass of options, of which the command has the fields
+that name it. `Settings` also adds `--config`, `--task` and `--case`. A function that must
+know which options were given takes `Given` instead.
 """
 
 import inspect
@@ -33,57 +33,60 @@ from fedbudget.settings.option import (
     declared,
     option,
 )
-from fedbudget.settings.settings import Settings, defaults_of
+from fedbudget.settings.settings import Settings
 from fedbudget.settings.types import EngineName
 
 _ONE_RUN = ("run", "serve", "local")
 
 
 class Given(dict[str, Any]):
-    """What was given on the command line, by name; None where it was not."""
+    """Options of a command line by name; None for those that were not given."""
 
 
 def run_folders(start: str) -> list[str]:
-    """Folders of runs whose path begins so."""
-    configs = [glob(f"{escape(start)}{more}/config.toml") for more in ("*", "*/*")]  # noqa: PTH207, may be absolute
+    """Return the folders of runs whose path starts with a text."""
+    # The path may be absolute, which pathlib does not glob.
+    configs = [glob(f"{escape(start)}{more}/config.toml") for more in ("*", "*/*")]  # noqa: PTH207
     return sorted(str(Path(path).parent) for paths in configs for path in paths)
 
 
-RUN: Path = option(REQUIRED, "The folder of a run.", argument=True, values=run_folders)
+RUN: Path = option(REQUIRED, "Folder of a run.", argument=True, values=run_folders)
 OWN_MODEL: str | None = option(
     None,
-    "Your own model, where it was given from Python or is elsewhere now: a Python file and a name in it, net.py:Net.",
-    shown="as the run has it",
+    "Your own model as FILE:NAME, such as net.py:Net, if it was given from Python or has "
+    "moved.",
+    shown="the model of the run",
 )
 RESUME: Path | None = option(
     None,
-    "Go on with this run, that was broken off or has finished; --budget time=+10min gives it more to spend.",
+    "Folder of a run to resume; --budget time=+10min extends its budget.",
     "most used",
     values=run_folders,
 )
-JOBS: int | None = option(None, "How many runs at a time.", "engine", shown="one per core")
+JOBS: int | None = option(None, "Number of parallel runs.", "engine", shown="one per core")
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Where settings are taken from, and a short way to write one."""
+    """Sources of settings, and a short form of one."""
 
     task: str | None = option(
         None,
-        "Settings by a name, such as svm-sgd-mnist; see fedbudget tasks.",
+        "Name of predefined settings, such as svm-sgd-mnist; see fedbudget tasks.",
         "most used",
         Settings.COMMANDS,
         values=lambda _: tasks.names(),
     )
     config: Path | None = option(
         None,
-        "A TOML file with settings; options given here come first.",
+        "TOML file with settings; options on the command line override it.",
         "most used",
         Settings.COMMANDS,
     )
     case: int | None = option(
         None,
-        "How data is spread: the paper's case 1, 2, 3 or 4; short for --partition case:N.",
+        "Distribution of data: case 1, 2, 3 or 4 of the paper; short for --partition "
+        "case:N.",
         "most used",
         (*_ONE_RUN, "join"),
         shown="1",
@@ -92,48 +95,48 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where a run is written and shown."""
+    """Output of a run."""
 
     out: Path | None = option(
         None,
-        "The run's folder.",
+        "Folder of the run.",
         "most used",
         (*_ONE_RUN, "sweep", "compare"),
         shown="a new one in runs/",
         helps={
-            "sweep": "The sweep's folder.  [default: sweeps/ and the file's name]",
-            "compare": "With --rivals: the folder in which runs that are done are kept.  [default: sweeps/rivals]",
+            "sweep": "Folder of the sweep.  [default: sweeps/ and the name of the file]",
+            "compare": "With --rivals, folder of finished runs.  [default: sweeps/rivals]",
         },
     )
     track: tuple[str, ...] = option(
         (),
-        "Where the run is followed too: mlflow or tensorboard; may be repeated.",
+        "Additional tracker: mlflow or tensorboard; may be repeated.",
         "output",
         _ONE_RUN,
         values=("mlflow", "tensorboard"),
     )
     dashboard: bool = option(
-        False, "Show the run in a web page while it is made.", "output", _ONE_RUN
+        False, "Show the running run in a web page.", "output", _ONE_RUN
     )
     json: bool = option(False, "Print one JSON object and nothing else.", "output")
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What makes a run."""
+    """Engine of a run."""
 
     engine: EngineName = option(
-        "in-process", "What makes the run: in-process, or ray, on a cluster.", "engine"
+        "in-process", "Engine of the run: in-process, or ray for a cluster.", "engine"
     )
     ray_address: str | None = option(
         None,
-        "Of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto.",
+        "Address of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto.",
         "engine",
         shown="this machine",
     )
     actors: int | None = option(
         None,
-        "How many of Ray's processes share the nodes.",
+        "Number of Ray processes that share the nodes.",
         "engine",
         ("run",),
         shown="one per core",
@@ -141,35 +144,31 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         if self.ray_address is not None and self.engine != "ray":
-            raise UserError("`ray_address` goes with `engine` ray")
+            raise UserError("`ray_address` needs `engine` ray")
 
 
 def settings_from(given: Mapping[str, Any], command: str = "run", **more: Any) -> Settings:
-    """Settings from a command's options: those of `--config` or `--task`, if any, and before them those given.
+    """Merge the options of a command with `--config` or `--task`, which they override.
 
     Args:
-      more: takes the place of what was given.
+      more: values that replace given ones.
     """
-    given, known = {**given, **more}, declarations(Settings)
-    return Settings.combined(
-        {
-            name: known[name].converted(value, text=True)
-            for name, value in was_given(given, known)
-        },
-        **dict(was_given(given, declarations(SourceOptions))),
-        defaults=defaults_of(command),
-    )
+    given = {**given, **more}
+    sources = dict(_given_values(given, declarations(SourceOptions)))
+    values = _converted(declarations(Settings), given)
+    return Settings.combined(values, **sources, command=command)
 
 
-def was_given(given: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """What was given, of these names."""
+def _given_values(
+    given: Mapping[str, Any], names: Iterable[str]
+) -> Iterator[tuple[str, Any]]:
     return ((name, given[name]) for name in names if given.get(name) not in (None, [], ()))
 
 
 def parameter(declared: Declaration, command: str) -> inspect.Parameter:
-    """The parameter of a command's function; None, or False for a flag, is what it is where it is not given."""
+    """Return the parameter of a command; None, or False for a flag, if it is not given."""
     kind: Any = declared.kinds[0] if declared.kinds and not declared.words else str
-    if declared.listed:  # texts may hold commas, so these are given one at a time
+    if declared.listed:  # texts may contain commas, so each is a separate option
         kind = {tuple[str, ...]: list[str], tuple[Path, ...]: list[Path]}.get(kind, str)
     default: Any = False if declared.default is False else None
     if not declared.required and default is None:
@@ -183,7 +182,7 @@ def parameter(declared: Declaration, command: str) -> inspect.Parameter:
 
 
 class GroupedCommand(typer.core.TyperCommand):
-    """A command whose help has options in groups, those that most people need first; few options need no groups."""
+    """Command whose help shows options in groups, the most used first."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if all(
@@ -208,7 +207,7 @@ class GroupedCommand(typer.core.TyperCommand):
 def completion(
     values: Sequence[str] | Callable[[str], Sequence[str]],
 ) -> Callable[[str], list[str]]:
-    """What completes one of these values, or of those found from how they begin."""
+    """Return the function that completes a prefix to one of the values."""
 
     def complete(incomplete: str) -> list[str]:
         return [
@@ -252,10 +251,10 @@ def _text(default: Any) -> str:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as Typer wants it, with an argument for each option."""
+    """Convert a function to the form of Typer, with one parameter for each option."""
     name = function.__name__
     hints = get_type_hints(function, include_extras=True)
-    own: dict[str, Declaration] = {}  # options that are arguments of the function
+    own: dict[str, Declaration] = {}  # options that are arguments themselves
     parts: dict[str, Any] = {}
     options: list[Declaration] = []
     for each in inspect.signature(function).parameters.values():
@@ -267,12 +266,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             options += _options(hints[each.name])
 
     def called(**given: Any) -> None:
-        made = {part: _made(cls, name, given) for part, cls in parts.items()}
-        function(
-            **made,
-            **{option: each.default for option, each in own.items()}
-            | _converted(own, given),
-        )
+        values = {part: _part(cls, name, given) for part, cls in parts.items()}
+        values |= {option: each.default for option, each in own.items()}
+        function(**values | _converted(own, given))
 
     parameters = [parameter(each, name) for each in options if each.within(name)]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -289,14 +285,12 @@ def _options(cls: Any) -> list[Declaration]:
     return [option for each in classes for option in declarations(each).values()]
 
 
-def _made(cls: Any, command: str, given: Mapping[str, Any]) -> Any:
+def _part(cls: Any, command: str, given: Mapping[str, Any]) -> Any:
     if cls is Given:
         return Given(given)
-    return (
-        settings_from(given, command)
-        if cls is Settings
-        else cls(**_converted(declarations(cls), given))
-    )
+    if cls is Settings:
+        return settings_from(given, command)
+    return cls(**_converted(declarations(cls), given))
 
 
 def _converted(
@@ -304,5 +298,5 @@ def _converted(
 ) -> dict[str, Any]:
     return {
         name: options[name].converted(value, text=True)
-        for name, value in was_given(given, options)
+        for name, value in _given_values(given, options)
     }

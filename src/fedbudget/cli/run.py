@@ -1,15 +1,10 @@
-"""`fedbudget run`.
-
-What commands that can go on with a run have in common.
-
-`fedbudget tasks`.
-"""
+"""`fedbudget run` and `fedbudget tasks`."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbudget import tasks as known
+from fedbudget import tasks as predefined
 from fedbudget.cli.options import (
     RESUME,
     EngineOptions,
@@ -22,6 +17,12 @@ from fedbudget.errors import UserError
 from fedbudget.settings.option import option
 from fedbudget.settings.settings import Settings
 
+if TYPE_CHECKING:
+    from fedbudget.runs.checkpoint import Checkpoint
+
+_NODE_DATA = ("dataset", "partition", "case")
+"""Options that describe the data of the node inside an aggregator, not the run."""
+
 
 @command
 def run(
@@ -31,15 +32,16 @@ def run(
     engine: EngineOptions,
     output: OutputOptions,
 ) -> None:
-    """Train under a budget, and keep a record of it.
+    """Train a model under a budget, with simulated nodes.
 
-    Where it has come to is saved every second or so: after a crash, or with more budget, --resume goes on from there.
+    The run is written to a folder, with a checkpoint about every second. After a crash, or
+    to spend more, continue it with --resume.
 
     Examples:
 
       fedbudget run --case 2 --budget time=15s
 
-      fedbudget run --dataset homes.csv --model linear --budget time=1min --budget bytes=20MB
+      fedbudget run --dataset homes.csv --budget time=1min --budget bytes=20MB
 
       fedbudget run --task cnn-mnist --case 4
 
@@ -51,66 +53,48 @@ def run(
 
       fedbudget run --tau 10 --costs measured --budget time=5s --json
 
-      fedbudget run --engine ray --nodes 100000 --partition draw:30 --rounds 20 --method paper
+      fedbudget run --engine ray --nodes 100000 --partition draw:30 --rounds 20
 
       fedbudget run --config runs/NAME/config.toml
 
       fedbudget run --resume runs/NAME --budget time=+10min
     """
-    if resume is None:
-        settings = settings_from(given)
-        checkpoint = None
-    else:
-        settings, checkpoint = resumed_from(given, "run")
+    settings, checkpoint = run_settings(given, "run")
 
     from fedbudget.cli.view import make_run, preparing, print_result
     from fedbudget.launch.simulate import launch
     from fedbudget.trackers import make_trackers
 
     trackers = make_trackers(output.track)
-    address = engine.ray_address
-    actors = engine.actors
-    launched = launch(
-        settings,
-        engine=engine.engine,
-        ray_address=address,
-        actors=actors,
-        resumed=checkpoint,
-    )
-    ray = (
-        {"what": "starting Ray, and giving its processes their nodes"}
-        if engine.engine == "ray"
-        else {}
-    )
-    with preparing(launched, **ray) as prepared:
+    launched = launch(settings, **vars(engine), resumed=checkpoint)
+    notice = {"what": "starting Ray and its processes"} if engine.engine == "ray" else {}
+    with preparing(launched, **notice) as prepared:
         result = make_run(prepared, output, trackers, folder=resume)
     print_result(result, json=output.json)
 
 
-if TYPE_CHECKING:
-    from fedbudget.runs.checkpoint import Checkpoint
+def run_settings(
+    given: Mapping[str, Any], command: str
+) -> "tuple[Settings, Checkpoint | None]":
+    """Return the settings of a new run, or those of a resumed one and its checkpoint."""
+    replaced = dict.fromkeys(_NODE_DATA) if command == "serve" else {}
+    if given["resume"] is None:
+        return settings_from(given, command, **replaced), None
 
-
-def resumed_from(given: Mapping[str, Any], command: str) -> "tuple[Settings, Checkpoint]":
-    """The settings and the checkpoint of the run to go on with; other settings than its own are refused."""
     from fedbudget.launch.resume import CHANGEABLE, load_resumed
 
     if any(given[name] is not None for name in ("out", "config", "task")):
         raise UserError(
-            "`resume` goes on in the run's folder, with its settings: leave out `out`, `config` and `task`"
+            "`resume` uses the folder and the settings of the run: omit `out`, `config` "
+            "and `task`"
         )
-    elsewhere: dict[str, Any] = {"budget": None}
-    changeable = CHANGEABLE
-    if (
-        command == "serve"
-    ):  # the dataset is of its own node; how many nodes to wait for may be another number now
-        elsewhere |= {"dataset": None, "partition": None, "case": None}
-        changeable |= {"nodes"}
     return load_resumed(
         given["resume"],
-        lambda config: settings_from({**given, "config": config, **elsewhere}, command),
+        lambda config: settings_from(
+            {**given, **replaced, "config": config, "budget": None}, command
+        ),
         given["budget"] or (),
-        changeable=changeable,
+        changeable=CHANGEABLE | {"nodes"} if command == "serve" else CHANGEABLE,
     )
 
 
@@ -119,12 +103,12 @@ def tasks(
     *,
     name: str | None = option(
         None,
-        "Print this task's settings as a file.",
+        "Task whose settings to print as a file.",
         argument=True,
-        values=lambda _: known.names(),
+        values=lambda _: predefined.names(),
     ),
 ) -> None:
-    """List the paper's tasks, or print one as a file to change.
+    """List the predefined tasks, or print one as a file.
 
     Examples:
 
@@ -133,8 +117,8 @@ def tasks(
       fedbudget tasks svm-sgd-mnist > mine.toml && fedbudget run --config mine.toml
     """
     if name is not None:
-        print(known.path(name).read_text(encoding="utf-8"), end="")
+        print(predefined.path(name).read_text(encoding="utf-8"), end="")
         return
-    width = max(map(len, known.names()))
-    for each in known.names():
-        print(f"{each.ljust(width)}  {known.title(each)}")
+    width = max(map(len, predefined.names()))
+    for each in predefined.names():
+        print(f"{each.ljust(width)}  {predefined.title(each)}")

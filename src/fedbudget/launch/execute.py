@@ -15,15 +15,15 @@ from fedbudget.engines.engine import interruptible
 from fedbudget.engines.noise import keep_account, paid_in
 from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
-from fedbudget.evaluation.evaluator import Judge
+from fedbudget.evaluation.evaluator import Evaluator
 from fedbudget.evaluation.kept import KEPT
 from fedbudget.evaluation.targets import overfitting
 from fedbudget.forecasts.forecast import next_forecast
 from fedbudget.launch.prepared import Callback, PreparedRun
-from fedbudget.launch.privacy import accounted_epsilon, noise_multipliers
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.resources.privacy import epsilon_of
 from fedbudget.result import Result
 from fedbudget.runs import nodes
 from fedbudget.runs.checkpoint import CheckpointWriter
@@ -45,31 +45,29 @@ def execute(
     plot: bool = True,
     trackers: Sequence[Tracker] = (),
 ) -> Result:
-    """Makes the run; with `out` it is also written to disk, round by round, and with `plot` drawn at its end
-    where matplotlib is installed.
+    """Execute the run and return its result.
 
-    Trackers follow a run that is written to disk, and show what is there.
+    Args:
+      out: folder in which every round is written.
+      callbacks: called with the record of every round.
+      plot: whether to draw the run at its end, if matplotlib is installed.
+      trackers: trackers that follow the folder of the run.
     """
     if trackers and out is None:
-        raise UserError("a run that is tracked needs a folder; say which with out")
+        raise UserError("a tracked run needs a folder; set it with `out`")
     engine = prepared.engine
-    judge = Judge(prepared)
+    evaluator = Evaluator(prepared)
     with interruptible(engine.wake) as interrupted, ExitStack() as stack:
-        writer = (
-            None if out is None else stack.enter_context(closing(_writer(prepared, out)))
-        )
-        if writer is not None:
+        writer: RunWriter | None = None
+        earlier: Sequence[RoundRecord] = ()
+        if out is not None:
+            resumed = prepared.resumed is not None
+            writer = stack.enter_context(closing(_writer(prepared, out)))
             prepared.folder_made(writer.path)
-            keep_account(
-                prepared.aggregator, writer.path, resumed=prepared.resumed is not None
-            )
-        earlier = (
-            []
-            if prepared.resumed is None or writer is None
-            else Run.open(writer.path).rounds
-        )
-        if prepared.resumed is not None and writer is not None:
-            judge.resume(earlier, writer.path)
+            keep_account(prepared.aggregator, writer.path, resumed=resumed)
+            if resumed:
+                earlier = Run.open(writer.path).rounds
+                evaluator.resume(earlier, writer.path)
         callbacks = [*prepared.callbacks, *callbacks]
         if writer is not None and trackers:
             began = time.time() - (earlier[-1].wall if earlier else 0.0)
@@ -77,7 +75,7 @@ def execute(
             followed = stack.enter_context(tracking(trackers, info, earlier))
             callbacks.insert(0, followed.observe)
         recorder = stack.enter_context(
-            closing(_Recorder(prepared, judge, writer, callbacks, earlier))
+            closing(_Recorder(prepared, evaluator, writer, callbacks, earlier))
         )
         outcome = engine.run(
             observe=recorder.observe,
@@ -86,18 +84,17 @@ def execute(
         )
         recorder.finish()
         if recorder.stopped_by is not None and (
-            outcome.stopped_by == "interrupted" or judge.at_target is not None
+            outcome.stopped_by == "interrupted" or evaluator.at_target is not None
         ):
             outcome = replace(
                 outcome, stopped_by="interrupted" if interrupted() else recorder.stopped_by
             )
-        result = _result(prepared, outcome, judge, recorder.records, out)
+        result = _result(prepared, outcome, evaluator, recorder.records, out)
         if writer is not None:
             summary = _save(prepared, writer, result)
             if plot and find_spec("matplotlib") is not None:
-                from fedbudget.runs.plot import (
-                    plot_run,  # matplotlib is slow to import, and not needed until here
-                )
+                # matplotlib is slow to import.
+                from fedbudget.runs.plot import plot_run
 
                 writer.replace(
                     PLOT, plot_run(result.rounds, result.budget, title=prepared.title)
@@ -108,12 +105,14 @@ def execute(
 
 
 def default_folder(settings: Settings) -> Path:
-    """A new folder's name under runs/, that tells when and what."""
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{model_title(settings)}-{Path(settings.dataset).stem}"
+    """Return a new folder under runs/, named after time, model and dataset."""
+    dataset = Path(settings.dataset).stem
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{model_title(settings)}-{dataset}"
     path = RUNS / stem
     number = 2
     while path.exists():
-        path, number = RUNS / f"{stem}-{number}", number + 1
+        path = RUNS / f"{stem}-{number}"
+        number += 1
     return path
 
 
@@ -130,18 +129,18 @@ def _writer(prepared: PreparedRun, out: Path) -> RunWriter:
 
 
 class _Recorder:
-    """Turns rounds into records, for the disk and for whoever is to be called.
+    """Converts rounds to records, writes them, and calls the callbacks.
 
-    Where rounds cannot be made again, records reach the disk with the checkpoint that holds them.
+    If rounds cannot be repeated, a record is written together with its checkpoint.
 
     Args:
-      earlier: records of a run that goes on.
+      earlier: records of a resumed run.
     """
 
     def __init__(
         self,
         prepared: PreparedRun,
-        judge: Judge,
+        evaluator: Evaluator,
         writer: RunWriter | None,
         callbacks: Sequence[Callback],
         earlier: Sequence[RoundRecord],
@@ -149,7 +148,7 @@ class _Recorder:
         self.records = list(earlier)
         self.stopped_by: str | None = None
         self._prepared = prepared
-        self._judge = judge
+        self._evaluator = evaluator
         self._writer = writer
         self._callbacks = callbacks
         self._began = time.perf_counter() - (earlier[-1].wall if earlier else 0.0)
@@ -173,26 +172,31 @@ class _Recorder:
         )
         if resumed is None:
             self.save()
-            self._checkpoints.flush()  # there is something to go on from before the first node begins
+            self._checkpoints.flush()  # so that even a crash in round 1 can be resumed
         if self._held:
             self._statuses = NodeStatusWriter(writer.path, prepared.engine.node_statuses)
 
     def observe(self, round_: Round, broadcast: Broadcast) -> None:
-        figures = self._judge.look(round_, broadcast)
+        figures = self._evaluator.evaluate_if_due(round_, broadcast)
         wall = time.perf_counter() - self._began
-        more: Any = {
-            "metrics": dict(figures.metrics) or None,
-            "spread": dict(figures.spread) or None,
-        }
         record = RoundRecord.of(
-            round_, accuracy=figures.accuracy, test_loss=figures.loss, wall=wall, **more
+            round_,
+            accuracy=figures.accuracy,
+            test_loss=figures.loss,
+            wall=wall,
+            metrics=dict(figures.metrics) or None,
+            spread=dict(figures.spread) or None,
         )
         self.records.append(record)
-        judge = self._judge
-        best = self._judge.best
-        stopped_by = judge.verdict(self.records, figures, round_, broadcast.w)
-        if self._writer is not None and judge.best is not None and judge.best is not best:
-            self._writer.replace(KEPT, judge.best.to_bytes())
+        evaluator = self._evaluator
+        best = evaluator.best
+        stopped_by = evaluator.stop_reason(self.records, figures, round_, broadcast.w)
+        if (
+            self._writer is not None
+            and evaluator.best is not None
+            and evaluator.best is not best
+        ):
+            self._writer.replace(KEPT, evaluator.best.to_bytes())
         if self._held and self._checkpoints is not None:
             self.save(record)
         elif self._writer is not None:
@@ -207,21 +211,21 @@ class _Recorder:
             self._prepared.engine.wake()
 
     def save(self, record: RoundRecord | None = None) -> None:
-        """Takes where the run has come to, to be on disk before long."""
+        """Save the state of the run soon, in the background."""
         state = None if self._checkpoints is None else self._prepared.engine.state()
         if self._checkpoints is not None and state is not None:
             last = record if self._held or not self.records else self.records[-1]
             self._checkpoints.save(*state, last)
 
     def finish(self) -> None:
-        """Returns when all is on disk."""
+        """Wait until everything is on disk."""
         if self._statuses is not None:
             self._statuses.close()
         if self._checkpoints is not None:
             self._checkpoints.flush()
 
     def close(self) -> None:
-        """Ends its threads."""
+        """End the threads."""
         if self._statuses is not None:
             self._statuses.close()
         if self._checkpoints is not None:
@@ -231,7 +235,7 @@ class _Recorder:
 def _result(
     prepared: PreparedRun,
     outcome: Outcome,
-    judge: Judge,
+    evaluator: Evaluator,
     records: Sequence[RoundRecord],
     out: Path | None,
 ) -> Result:
@@ -241,23 +245,19 @@ def _result(
     model = prepared.model
     w = outcome.w
     loss = records[-1].best_loss if records else math.nan
-    if judge.kept is not None:
-        w = judge.kept.w
-        loss = judge.kept.loss
+    if evaluator.kept is not None:
+        w = evaluator.kept.w
+        loss = evaluator.kept.loss
     private = budget.by_noise
     if prepared.train is not None and private is None:
         loss = loss_over(model, w, prepared.train)
-    figures = judge.final(w)
+    figures = evaluator.final(w)
     sources = prepared.meters.sources
     spent = budget.totals(ledger.spent)
     if private is not None and budget.delta is not None:
-        rho = budget.of_noise(ledger.spent)
-        if out is not None:
-            rho = max(
-                rho, paid_in(out)
-            )  # of a last round, which nodes may have opened though it was never closed
-        paid = noise_multipliers(records, rho)
-        spent[private] = accounted_epsilon(paid, budget.delta)
+        # A last round that was never closed is paid for, since nodes may have opened it.
+        rho = max(budget.privacy_part(ledger.spent), 0.0 if out is None else paid_in(out))
+        spent[private] = epsilon_of(rho, budget.delta)
     return Result(
         loss=loss,
         accuracy=figures.accuracy,
@@ -280,8 +280,8 @@ def _result(
             str(prepared.settings.model), model, w, prepared.dataset.empty()
         ),
         rounds=records,
-        until=judge.reached_by(loss, figures),
-        kept_round=None if judge.kept is None else judge.kept.round,
+        until=evaluator.reached_by(loss, figures),
+        kept_round=None if evaluator.kept is None else evaluator.kept.round,
         overfitting=overfitting(records),
         to_beat=figures.to_beat,
         spread=figures.spread,
@@ -292,22 +292,20 @@ def _result(
 def _config(prepared: PreparedRun) -> str:
     config = prepared.settings.to_toml()
     if not prepared.repeatable:
-        where = (
-            "data were with the nodes"
-            if prepared.train is None
-            else "model, data or a rule was given in Python"
-        )
-        config = f"# The {where}: this file alone does not repeat the run.\n{config}"
+        why = "The model, the data or a rule was given in Python"
+        if prepared.train is None:
+            why = "The data stayed on the nodes"
+        config = f"# {why}: this file alone does not repeat the run.\n{config}"
     return f"# fedbudget {__version__}\n{config}"
 
 
 def _save(prepared: PreparedRun, writer: RunWriter, result: Result) -> dict[str, Any]:
-    """Writes how the run ended, and what was trained; gives the summary."""
+    """Write the summary and the trained model; return the summary."""
     traffic = prepared.engine.traffic()
     summary = {
         **result.to_json(),
         "status": "interrupted" if result.stopped_by == "interrupted" else "finished",
-        **({} if not traffic else {"network": dict(traffic)}),
+        **({"network": dict(traffic)} if traffic else {}),
         "parameters": prepared.model.parameters,
         "forecast": next_forecast(result.rounds, result.budget, vars(result)).to_json(),
         "version": __version__,

@@ -1,10 +1,8 @@
-"""What a person has written: a run's configuration becomes settings, a node's becomes what it holds.
+"""Runs on Flower: settings from the run configuration, data from node configurations.
 
-The keys of a run's configuration are those of a run's config.toml. Flower has no lists in it, so that several limits of
-a budget are one text with commas; and it lets a key be given on the command line only where the project has it, so that
-an empty text stands for what is not given.
-
-A run with the nodes of a Flower fleet, that are behind its grid.
+The keys of a run configuration are those of config.toml. Flower has no lists in it, so
+several limits of a budget are one text with commas. Flower accepts a key on its command
+line only if the project defines it, so an empty text means that a key is not given.
 """
 
 from collections.abc import Mapping
@@ -17,7 +15,7 @@ from flwr.app import UserConfigValue
 
 from fedbudget.engines.flower.grid import GridNodes
 from fedbudget.engines.flower.node import NodeSetup
-from fedbudget.engines.remote.node_data import NodeData, table_to_test_on
+from fedbudget.engines.remote.node_data import NodeData, evaluation_table
 from fedbudget.errors import UserError, key
 from fedbudget.launch.inputs import (
     OwnData,
@@ -42,30 +40,30 @@ from fedbudget.launch.task import (
 from fedbudget.models.base import Model
 from fedbudget.models.description import describe
 from fedbudget.models.own import as_model, load_model
-from fedbudget.settings.option import in_words
+from fedbudget.settings.option import choices_text
 from fedbudget.settings.settings import FEDERATED, Settings, defaults_of, read_settings
 
 if TYPE_CHECKING:
     from fedbudget.models.own import OwnModel
 
 Config = Mapping[str, UserConfigValue]
-"""As Flower reads it: names, and texts, numbers or truths."""
+"""A configuration as Flower reads it: texts, numbers and booleans by name."""
 
 PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
-"""Flower's own keys of a node's configuration, for its share of a dataset."""
+"""Flower's keys of a node configuration for its part of a dataset."""
 
-_WHERE = "[tool.flwr.app.config]"
+_SECTION = "[tool.flwr.app.config]"
 
 
 @dataclass(frozen=True)
 class FlowerRun:
-    """A run that is asked for.
+    """A run as its configuration requests it.
 
     Args:
-      out: its folder, at the ServerApp; a new one in runs/ when not given.
-      test: what to test on, at the ServerApp: a dataset's name, or a file.
-      overrides: what was given to the ServerApp from Python.
+      out: folder at the ServerApp; a new one in runs/ by default.
+      test: test samples at the ServerApp: the name of a dataset, or a file.
+      overrides: objects given to the ServerApp.
     """
 
     settings: Settings
@@ -75,22 +73,23 @@ class FlowerRun:
 
 
 def read_run(config: Config, model: "OwnModel | None" = None) -> FlowerRun:
-    """What a run's configuration asks for.
+    """Read the configuration of a run.
 
     Args:
-      model: a person's own, in place of the one that is named there.
+      model: custom model that replaces the configured one.
     """
     given = {name: value for name, value in config.items() if value != ""}
     out = _text(given, "out")
     test = _text(given, "test")
-    found = read_settings(given, _WHERE, also=("out", "test"))
+    values = read_settings(given, _SECTION, also=("out", "test"))
     try:
-        settings = Settings(**{**defaults_of("flower"), **found})
+        settings = Settings(**{**defaults_of("flower"), **values})
     except UserError as error:
-        raise UserError(f"{_WHERE}: {error.spelled(key)}") from None
+        raise UserError(f"{_SECTION}: {error.spelled(key)}") from None
     if settings.method not in FEDERATED:
         raise UserError(
-            f"{_WHERE}: method = {settings.method!r} has no nodes; use {in_words(FEDERATED)}"
+            f"{_SECTION}: method = {settings.method!r} has no nodes; use "
+            f"{choices_text(FEDERATED)}"
         )
     folder = None if out is None else Path(out).expanduser()
     if model is None:
@@ -102,69 +101,71 @@ def read_run(config: Config, model: "OwnModel | None" = None) -> FlowerRun:
 
 
 def node_data(node: Config, run: Config) -> NodeData:
-    """What a node holds, by its configuration and the run's."""
+    """Return the data of a node from its configuration and that of the run."""
     if "data" in node:
-        path = _text(node, "data")
         labels = _text(node, "labels")
         settings = read_run(run).settings
         options = settings.table_options()
         options = replace(options, target=_text(node, "target") or options.target)
-        how: Any = {
-            "labels": None if labels is None else Path(labels),
-            "standardise": settings.standardise,
-        }
-        return from_file(Path(path or ""), options, **how, **_held_back(node))
+        return from_file(
+            Path(_text(node, "data") or ""),
+            options,
+            labels=None if labels is None else Path(labels),
+            standardise=settings.standardise,
+            **_held_back(node),
+        )
     if PARTITION in node and PARTITIONS in node:
         number = _whole(node, PARTITION)
         of = _whole(node, PARTITIONS)
         if not 0 <= number < of:
             raise UserError(
-                f"{PARTITION}={number}: of {of} partitions there are 0 to {of - 1}"
+                f"{PARTITION}={number}: partitions are numbered from 0 to {of - 1}"
             )
         dataset, rows = _shares(read_run(run).settings, of)
         return NodeData(dataset, [rows[number]])
     raise UserError(
-        f"a node has no data: start its SuperNode with --node-config \"data='FILE'\", or with "
-        f'"{PARTITION}=I {PARTITIONS}=N" for a share of the run\'s dataset (there is {", ".join(node) or "nothing"})'
+        "a node has no data: start its SuperNode with --node-config \"data='FILE'\", or "
+        "with "
+        f'"{PARTITION}=I {PARTITIONS}=N" for a part of the dataset of the run (its keys: '
+        f"{', '.join(node) or 'none'})"
     )
 
 
 def partition_of(node: Config) -> int | None:
-    """Which share of the run's dataset a node has, if that is what it has."""
-    return (
-        _whole(node, PARTITION)
-        if PARTITION in node and PARTITIONS in node and "data" not in node
-        else None
-    )
+    """Return the number of a node's part of the dataset, if it has one."""
+    if PARTITION in node and PARTITIONS in node and "data" not in node:
+        return _whole(node, PARTITION)
+    return None
 
 
 def node_setup(
     node: Config, run: Config, own: OwnData | None = None, model: "OwnModel | None" = None
 ) -> NodeSetup:
-    """How a node takes part.
+    """Return the data and the model of a node.
 
     Args:
-      own: what it holds, for data that are in no file.
-      model: its own, in place of one that its configuration says where to find.
+      own: data object, if the data is not in a file.
+      model: custom model that replaces the configured one.
     """
-    asked = read_run(run).settings
+    settings = read_run(run).settings
+    device = settings.device
     if own is None:
         data = node_data(node, run)
+        partition = partition_of(node)
     else:
-        data = from_value(
-            own, "data", asked.table_options(), asked.standardise, **_held_back(node)
-        )
-    device = asked.device
-    where = _text(node, "model")
+        options = settings.table_options()
+        data = from_value(own, "data", options, settings.standardise, **_held_back(node))
+        partition = None
+    reference = _text(node, "model")
     trained: Model | None = None
     if model is not None:
         trained = as_model(model, device=device)
-    elif where is not None:
-        trained = load_model(where, device=device)
-    return NodeSetup(data, None if own is not None else partition_of(node), device, trained)
+    elif reference is not None:
+        trained = load_model(reference, device=device)
+    return NodeSetup(data, partition, device, trained)
 
 
-# In a simulation one process is many nodes, one after the other.
+# A process of a simulation is many nodes, one after the other.
 _shares = lru_cache(maxsize=1)(all_shares)
 
 
@@ -176,12 +177,10 @@ def _text(config: Config, name: str) -> str | None:
 
 
 def _held_back(config: Config) -> dict[str, Any]:
-    """What a node evaluates on, if anything."""
+    """Return which samples a node holds out to evaluate on."""
     share = config.get("test-share", 0.0)
     if isinstance(share, str | bool) or not 0 <= share < 1:
-        raise UserError(
-            f"test-share = {share!r} must be a number of at least 0 and below 1"
-        )
+        raise UserError(f"test-share = {share!r} must be a number from 0 to below 1")
     return {"test_share": float(share), "test": _text(config, "test")}
 
 
@@ -192,19 +191,19 @@ def _whole(config: Config, name: str) -> int:
     return value
 
 
-def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
-    """Waits for nodes, and gives a run with them."""
-    settings = asked.settings
-    test = None if asked.test is None else dataset_to_test_on(asked.test, settings)
+def on_flower(nodes: GridNodes, run: FlowerRun) -> PreparedRun:
+    """Wait for nodes and prepare a run with them."""
+    settings = run.settings
+    test = None if run.test is None else dataset_to_test_on(run.test, settings)
     require_known_workload(settings)
     require_no_masks(settings)
     method = build_method(settings)
-    own = own_model(settings, asked.overrides)
+    own = own_model(settings, run.overrides)
     trained = settings.model if own is None else describe(own)
     described = nodes.describe(max(settings.min_nodes or 1, settings.nodes or 1), trained)
     samples = [each.samples for each in described]
     settings, task, model = agree_on_task(settings, method, samples, own)
-    table = None if test is None else table_to_test_on(test, task.samples, model)
+    table = None if test is None else evaluation_table(test, task.samples, model)
     warm_up(model, table)
     shared = all(each.partition is not None for each in described)
     number = sum(len(each.samples.sizes) for each in described)
@@ -217,15 +216,17 @@ def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
         method = replace(method, private=replace(method.private, nodes=number))
     meters = build_meters(settings, network=True)
     trials = nodes.start(task, described)
-    delay = nodes.mailbox.round_trip
     compress = compression_of(settings)
     nodes.compressor.kind = "none" if compress == "auto" else compress
-    known: Any = {
-        "task": task,
-        "model": model,
-        "test": table,
-        "compressor": nodes.compressor,
-    }
     return prepare_remote(
-        settings, method, meters, nodes, **known, trials=trials, delay=delay
+        settings,
+        method,
+        meters,
+        nodes,
+        task=task,
+        model=model,
+        trials=trials,
+        delay=nodes.mailbox.round_trip,
+        test=table,
+        compressor=nodes.compressor,
     )

@@ -1,7 +1,4 @@
-"""What is trained on what: the dataset, the model, and which samples each node has.
-
-A node's data, from files: all of one, or its share of a dataset; and what is tested on.
-"""
+"""Inputs of a run: dataset, model, and the samples of each node."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -22,7 +19,7 @@ from fedbudget.data.read_tables import PLAIN, from_frame, is_frame
 from fedbudget.data.shards import Table
 from fedbudget.data.tables import RawTable, TableOptions, require_usable
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.errors import UserError, explained
+from fedbudget.errors import UserError, as_user_error
 from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.launch.privacy import require_no_masks
 from fedbudget.models import catalogue
@@ -37,12 +34,12 @@ DEFAULT_NODES = 5
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """What is trained on what.
+    """Dataset and model of a run.
 
     Args:
-      settings: as asked for, with paths that do not depend on where we are.
-      dataset: of its samples, as many as were asked for.
-      train, test: the samples as the model wants them.
+      settings: with absolute paths.
+      dataset: with the requested number of samples.
+      train, test: samples in the form of the model.
     """
 
     settings: Settings
@@ -53,11 +50,12 @@ class TrainingInputs:
 
     @classmethod
     def of(cls, settings: Settings, overrides: Overrides) -> "TrainingInputs":
-        """From what was given, or as the settings say."""
+        """Load the inputs that overrides do not replace."""
         require_no_masks(settings)
         dataset = overrides.dataset
         if dataset is None:
-            dataset, settings = load_dataset(settings), from_any_folder(settings)
+            dataset = load_dataset(settings)
+            settings = with_absolute_paths(settings)
         dataset = dataset.sample(
             settings.train_samples, settings.test_samples, settings.seed
         )
@@ -69,7 +67,7 @@ class TrainingInputs:
 
 
 def load_dataset(settings: Settings) -> Dataset:
-    """All samples of the settings' dataset."""
+    """Return all samples of the dataset."""
     return data.load(
         settings.dataset,
         settings.table_options(),
@@ -80,26 +78,25 @@ def load_dataset(settings: Settings) -> Dataset:
 
 
 def with_model(settings: Settings, dataset: Dataset, own: Model | None = None) -> Settings:
-    """The settings with what is trained: where nothing was said, what fits the data's target.
+    """Return the settings with a model; by default one that fits the target of the data.
 
     Args:
-      own: the model, where it was given from Python.
+      own: model object given from Python.
     """
     if settings.model is not None:
         return settings
-    return replace(
-        settings, model=catalogue.default(dataset) if own is None else own_name(own)
-    )
+    name = catalogue.default(dataset) if own is None else own_name(own)
+    return replace(settings, model=name)
 
 
 def own_name(model: Model) -> str:
-    """What a model that was given from Python is called in settings: never as another that goes by its name there."""
-    another = model.name in catalogue.MODELS and not isinstance(model, KernelModel)
-    return f"own-{model.name}" if another else model.name
+    """Return the name of a model object in settings, never that of a built-in model."""
+    taken = model.name in catalogue.MODELS and not isinstance(model, KernelModel)
+    return f"own-{model.name}" if taken else model.name
 
 
 def build_model(settings: Settings, dataset: Dataset) -> Model:
-    """The settings' model; one that goes by a name is of the size that the dataset needs."""
+    """Return the model of the settings, with the size that the dataset needs."""
     if (own := own_model(settings)) is not None:
         return own
     assert settings.model is not None
@@ -108,27 +105,25 @@ def build_model(settings: Settings, dataset: Dataset) -> Model:
 
 
 def own_model(settings: Settings, overrides: Overrides = NOTHING) -> Model | None:
-    """The person's own model, given from Python or in a file of theirs; None for one that goes by a name."""
-    if (
-        overrides.model is not None
-        or settings.model is None
-        or not python_file.is_reference(settings.model)
-    ):
+    """Return a custom model, from overrides or a file; None for a built-in model."""
+    if overrides.model is not None:
         return overrides.model
+    if settings.model is None or not python_file.is_reference(settings.model):
+        return None
     return load_model(settings.model, device=settings.device)
 
 
 def require_known_model(run: Path, model: str) -> None:
-    """Refuses the model of a run that nothing but the program that gave it can make again."""
+    """Refuse a model object of a run, which only its program can create again."""
     if model not in catalogue.MODELS and not python_file.is_reference(model):
         raise UserError(
-            f"{run} has a model that was given from Python, {model}: give it again there, or train with "
-            "`model` net.py:NAME, which can be found again"
+            f"{run} has a model that was given from Python, {model}: pass it again, or "
+            "train with `model` net.py:NAME, which can be loaded again"
         )
 
 
-def from_any_folder(settings: Settings) -> Settings:
-    """The same with paths that do not depend on where we are, so that the run can be repeated from anywhere."""
+def with_absolute_paths(settings: Settings) -> Settings:
+    """Return the settings with absolute paths, to repeat the run from any folder."""
     if settings.dataset not in data.DATASETS:
         settings = replace(settings, dataset=str(Path(settings.dataset).resolve()))
     if settings.data_dir is not None:
@@ -139,63 +134,61 @@ def from_any_folder(settings: Settings) -> Settings:
 
 
 def with_resolved_model(settings: Settings) -> Settings:
-    """The same with a model of a person's own, if it is one, by a path that is right from any folder."""
-    return (
-        settings
-        if settings.model is None
-        else replace(settings, model=python_file.resolved(settings.model))
-    )
+    """Return the settings with the absolute path of a custom model."""
+    if settings.model is None:
+        return settings
+    return replace(settings, model=python_file.resolved(settings.model))
 
 
 def distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partition.Rows]:
-    """The rows of each node, and the settings with what was decided."""
+    """Return completed settings and the rows of each node."""
     settings = with_nodes(settings, dataset)
     assert settings.nodes is not None
     if settings.partition == "files":
         return settings, partition.by_file(dataset.files)
     rng = generator(settings.seed, Stream.PARTITION)
     labels = dataset.partition_labels(settings.seed)
-    return settings, partition.split(
-        Partition.parse(str(settings.partition)), labels, settings.nodes, rng
-    )
+    chosen = Partition.parse(str(settings.partition))
+    return settings, partition.split(chosen, labels, settings.nodes, rng)
 
 
 def with_nodes(settings: Settings, dataset: Dataset) -> Settings:
-    """The settings with how many nodes there are, and how data is given to them."""
+    """Return the settings with the number of nodes and the partition."""
     files = len(dataset.files)
     chosen = Partition.parse(settings.partition or ("files" if files else "case:1"))
     nodes = settings.nodes or files or DEFAULT_NODES
     if str(chosen) == "files" and nodes != files:
         raise UserError(
-            f"partition files gives each node a file, but {settings.dataset} has {files} for {nodes} nodes"
+            f"partition files needs one file per node, but {settings.dataset} has {files} "
+            f"for {nodes} nodes"
         )
     return replace(settings, nodes=nodes, partition=str(chosen))
 
 
 def with_batch_size(settings: Settings, sizes: Sequence[int]) -> Settings:
-    """The settings with the size of mini-batches, from those of shards: no more than half of them have."""
+    """Return the settings with the batch size, by default at most the median shard size."""
     if settings.batch_size is None and settings.privacy_unit == "sample":
-        return replace(
-            settings, batch_size="full"
-        )  # with which noise is the least for what it costs (docs/guide/privacy.md)
+        # Full shards need the least noise for their privacy cost (docs/guide/privacy.md).
+        return replace(settings, batch_size="full")
     if settings.batch_size is None:
         return replace(settings, batch_size=min(DEFAULT_BATCH, int(np.median(sizes))))
     batch = batch_of(settings)
     if batch is not None and batch > max(sizes):
         raise UserError(
-            f"`batch_size` {batch} is larger than the largest shard, node {int(np.argmax(sizes))}'s {max(sizes)} "
-            "samples; use a smaller batch, fewer nodes, or `batch_size` full"
+            f"`batch_size` {batch} is larger than the largest shard, {max(sizes)} samples "
+            f"of node {int(np.argmax(sizes))}; use a smaller batch, fewer nodes, or "
+            "`batch_size` full"
         )
     return settings
 
 
 def batch_of(settings: Settings) -> int | None:
-    """Samples in a mini-batch; None for whole shards."""
+    """Return the samples per mini-batch; None for full shards."""
     return settings.batch_size if isinstance(settings.batch_size, int) else None
 
 
 OwnData = NodeData | Dataset | Shard | Callable[[], NodeData | Dataset | Shard]
-"""A node's samples as a person may have them: (x, y), y None where there is nothing to predict, or what gives them."""
+"""Samples of a node: (x, y), y None without a target, or a function that returns them."""
 
 
 def from_value(
@@ -207,14 +200,15 @@ def from_value(
     test_share: float = 0.0,
     test: Any = None,
 ) -> NodeData:
-    """All samples that a person gives from Python, as one node's.
+    """Return samples given from Python as the data of one node.
 
     Args:
-      name: what to call them in errors.
-      options: of a DataFrame.
-      standardise: whether features are, together with those of all nodes; those of a DataFrame when not given.
-      test_share: of them, how many are held back to evaluate on.
-      test: others to evaluate on, in the same ways, or in a file.
+      name: name of the samples in errors.
+      options: how a DataFrame is read.
+      standardise: whether to standardise features over all nodes; by default only those of
+        a DataFrame.
+      test_share: fraction of the samples to hold out.
+      test: separate samples to evaluate on, in the same form or in a file.
     """
     value: Any = given() if callable(given) else given
     if is_frame(value):
@@ -238,24 +232,25 @@ def from_file(
     test_share: float = 0.0,
     test: Any = None,
 ) -> NodeData:
-    """All samples of a `.csv`, a `.npz`, a pair of IDX files, or what a name in a Python file stands for, as one
-    node's.
+    """Return the samples of a `.csv`, a `.npz`, IDX files or FILE.py:NAME as one node.
 
     Args:
-      options: of tables.
-      standardise: whether features are, together with those of all nodes; those of tables when not given.
-      test_share: of them, how many are held back to evaluate on.
-      test: others to evaluate on, in any of these ways.
+      options: how tables are read.
+      labels: IDX file with the labels.
+      standardise: whether to standardise features over all nodes; by default only those of
+        tables.
+      test_share: fraction of the samples to hold out.
+      test: separate samples to evaluate on, in any of these forms.
     """
     held_back: Any = {"test_share": test_share, "test": test}
     if python_file.is_reference(str(path)):
         given = python_file.load(str(path))
-        with explained(f"{path} gives no samples"):
+        with as_user_error(f"{path} returns no samples"):
             return from_value(given, str(path), options, standardise, **held_back)
     if "idx" in path.name:
         return from_value(from_idx(path, labels), standardise=standardise, **held_back)
     if path.is_dir():
-        raise UserError(f"{path} is a folder; a node has a file of its own")
+        raise UserError(f"{path} is a folder; give the file of this node")
     if path.suffix == ".csv":
         data = _from_table(
             files.read_tables([path], options, path)[0], options, standardise
@@ -281,7 +276,7 @@ def _from_table(
 def _with_test(
     data: NodeData, share: float, test: Any, options: TableOptions, standardise: bool | None
 ) -> NodeData:
-    """The same with samples to evaluate on: others, or a share of its own that it then does not train on."""
+    """Add samples to evaluate on: separate ones, or a held-out fraction."""
     if test is not None:
         if share:
             raise UserError("give `test` or `test_share`, not both")
@@ -302,17 +297,16 @@ def _with_test(
 
 
 def _only(dataset: Dataset, rows: Int64) -> Dataset:
-    """Some of a dataset's training samples."""
     raw = None if dataset.raw is None else dataset.raw.rows(rows)
     return replace(dataset, train=dataset.train.rows(rows), raw=raw)
 
 
 def from_dataset(settings: Settings, shard: str) -> NodeData:
-    """A share of a dataset, as `fedbudget run` would give it to a node, for trials.
+    """Return a shard of a dataset, the same as in `fedbudget run`, for trials.
 
     Args:
-      settings: the dataset, how it is given to nodes, and the seed.
-      shard: 2/5 for the second of five nodes, 1-3/5 for the first three of them together.
+      settings: dataset, partition and seed.
+      shard: 2/5 for the second of five nodes, 1-3/5 for the first three together.
     """
     first, last, nodes = _parse_shard(shard)
     dataset, rows = all_shares(settings, nodes)
@@ -320,7 +314,7 @@ def from_dataset(settings: Settings, shard: str) -> NodeData:
 
 
 def all_shares(settings: Settings, nodes: int) -> tuple[Dataset, Rows]:
-    """The dataset, and the rows of each of so many nodes."""
+    """Return the dataset and the rows of each node."""
     dataset = load_dataset(settings).sample(
         settings.train_samples, settings.test_samples, settings.seed
     )
@@ -328,7 +322,7 @@ def all_shares(settings: Settings, nodes: int) -> tuple[Dataset, Rows]:
 
 
 def dataset_to_test_on(name: str, settings: Settings) -> Dataset:
-    """Samples to test on: those of a dataset, or all of a file that names none."""
+    """Return samples to test on, from a dataset or all of a file."""
     if name in data.DATASETS:
         return load_dataset(replace(settings, dataset=name))
     options = settings.table_options()
@@ -338,7 +332,8 @@ def dataset_to_test_on(name: str, settings: Settings) -> Dataset:
 
 
 def _parse_shard(text: str) -> tuple[int, int, int]:
-    """
+    """Return the first and the last node, and the number of nodes.
+
     >>> _parse_shard("2/5"), _parse_shard("1-3/5")
     ((2, 2, 5), (1, 3, 5))
     """
@@ -348,8 +343,8 @@ def _parse_shard(text: str) -> tuple[int, int, int]:
         numbers = int(first), int(last or first), int(count)
     except ValueError:
         raise UserError(
-            f"shard {text!r} is not understood; write I/N, such as 2/5 for the second of five"
+            f"shard {text!r} must be I/N, such as 2/5 for the second of five nodes"
         ) from None
     if not 1 <= numbers[0] <= numbers[1] <= numbers[2]:
-        raise UserError(f"shard {text}: of {numbers[2]} shards there are 1 to {numbers[2]}")
+        raise UserError(f"shard {text}: shards are numbered from 1 to {numbers[2]}")
     return numbers

@@ -1,4 +1,4 @@
-"""A node that takes part in the run of an aggregator elsewhere, until the end or until it is stopped."""
+"""A node in the run of a remote aggregator, until the run ends or the user stops it."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import platformdirs
 
@@ -29,39 +29,38 @@ from fedbudget.engines.grpc.tokens import check_name, node_token
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.node_limits import NodeLimits, PrivacyAccount
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.errors import UserError, WorkError, flag, needing
+from fedbudget.errors import UserError, WorkError, flag, requires_package
 from fedbudget.models.base import Model
 from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.models.own import as_model, load_model
 from fedbudget.resources.energy import energy_reader
 from fedbudget.settings.network import JoinOptions, NodeOptions, SecurityOptions
-from fedbudget.settings.option import in_words
+from fedbudget.settings.option import choices_text
 from fedbudget.settings.types import PrivacyUnit
 
 if TYPE_CHECKING:
     from fedbudget.models.own import OwnModel
 
-_LAST_WORDS = 0.5  # seconds that a node which is to stop has to say so
+_FAREWELL = 0.5
+"""Seconds for a stopping node to notify the aggregator."""
 
 
 class SentLog:
-    """What left this machine, a line of JSON for each report.
+    """Log of everything sent, one line of JSON for each report.
 
     Args:
-      path: of the file, which is added to; None for none.
-      address: that it went to.
+      path: file to append to; None for no log.
+      address: address of the aggregator.
     """
 
     def __init__(self, path: Path | None, address: str) -> None:
         self._path = path
         self._address = address
         if path is not None:
-            self._write({"sent": "what the samples are like", "to": address})
+            self._write({"sent": "description of samples", "to": address})
 
     def report(self, number: int, size: int) -> None:
-        self._write(
-            {"sent": "a report", "round": number, "bytes": size, "to": self._address}
-        )
+        self._write({"sent": "report", "round": number, "bytes": size, "to": self._address})
 
     def _write(self, what: dict[str, object]) -> None:
         if self._path is None:
@@ -83,24 +82,25 @@ def join(
     *,
     model: "OwnModel | str | None" = None,
     device: str = "auto",
-    tell: Callable[[str, str], None] = lambda name, text: print(
+    log: Callable[[str, str], None] = lambda name, text: print(
         f"{name}: {text}", file=sys.stderr, flush=True
     ),
     exits: bool = False,
 ) -> int:
-    """Takes part until the end, or until it is told to stop; gives in how many rounds.
+    """Take part until the end of the run or a signal; return the number of rounds.
 
     Args:
-      data: what the node holds.
-      model: its own, or where that is, such as `net.py:Net`; or the only name that it takes.
-      device: where PyTorch computes.
-      tell: called with the node's name, and what happens in words, unless it is to be quiet.
-      exits: whether a signal may end this process in the middle of a computation, which cannot be stopped otherwise.
+      data: samples of the node.
+      model: custom model, its FILE:NAME such as `net.py:Net`, or the only accepted name.
+      device: device for PyTorch.
+      log: called with the name of the node and a message, unless `options.quiet`.
+      exits: whether a signal may end this process during a computation, which cannot be
+        stopped otherwise.
     """
     if not 1 <= options.pace < float("inf"):
         raise UserError(f"`pace` must be at least 1, not {options.pace:g}")
     if not 0 <= options.delay < float("inf"):
-        raise UserError(f"`delay` is in seconds, 0 or more, not {options.delay:g}")
+        raise UserError(f"`delay` must be at least 0 seconds, not {options.delay:g}")
     name = node_name(options.name, node.shard)
     where = join_address(*split_address(options.address))
     credentials = node_credentials(security.ca, security.cert, security.key)
@@ -111,8 +111,15 @@ def join(
     own = _own_model(model, device)
     account = privacy_account(options, name)
     _require_identities(options, security)
-    how: Any = {"device": device, "pace": options.pace, "model": own, "readers": readers}
-    worker = Worker(data, **how, limits=limits, account=account)
+    worker = Worker(
+        data,
+        device=device,
+        pace=options.pace,
+        model=own,
+        readers=readers,
+        limits=limits,
+        account=account,
+    )
     sent = SentLog(options.sent_log, where)
     masking = MaskingOptions(
         options.secure_aggregation,
@@ -126,7 +133,7 @@ def join(
 
     def report(text: str) -> None:
         if not options.quiet:
-            tell(name, text)
+            log(name, text)
 
     for remark in (*data.dataset.remarks, *data.dataset.warnings):
         report(UserError(remark).spelled(flag))
@@ -141,20 +148,19 @@ def join(
             patience=options.give_up_after,
             delay=options.delay,
             masking=masking,
-            heard=report,
-            sent=sent.report,
+            notify=report,
+            on_report=sent.report,
         )
         node = asyncio.ensure_future(taking_part)
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
             node.cancel()
-            if exits:  # what is being computed in another thread ends only with the process
-                loop.call_later(_LAST_WORDS, os._exit, 0)
+            if exits:  # a computation in another thread ends only with the process
+                loop.call_later(_FAREWELL, os._exit, 0)
 
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # others hear of no signals
+        # Other threads receive no signals.
+        if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop)
         try:
@@ -167,29 +173,28 @@ def join(
                 os._exit(0)
 
     try:
-        with on_compiling(lambda: report(COMPILING)), ThreadPoolExecutor(1) as elsewhere:
-            # In a notebook there is an event loop here already.
-            asyncio.run(until_the_end()) if _alone() else elsewhere.submit(
-                asyncio.run, until_the_end()
-            ).result()
+        with on_compiling(lambda: report(COMPILING)), ThreadPoolExecutor(1) as other_thread:
+            if _has_event_loop():  # in a notebook
+                other_thread.submit(asyncio.run, until_the_end()).result()
+            else:
+                asyncio.run(until_the_end())
     except RefusedByAggregator as refused:
         raise WorkError(str(refused)) from None
     return worker.made
 
 
 def privacy_account(options: JoinOptions, name: str) -> PrivacyAccount | None:
-    """What the node has told of itself, where it has a limit for that; refuses a file that does not say so."""
+    """Return the account of spent privacy, if the node has a limit."""
     if options.privacy_limit is None:
-        usual = {each.name: each.default for each in fields(JoinOptions)}
-        for without in ("privacy_account", "privacy_delta", "privacy_unit"):
-            if getattr(options, without) != usual[without]:
-                raise UserError(
-                    f"`{without}` goes with a `privacy_limit`, as 4: without one nothing is counted"
-                )
+        defaults = {each.name: each.default for each in fields(JoinOptions)}
+        for option in ("privacy_account", "privacy_delta", "privacy_unit"):
+            if getattr(options, option) != defaults[option]:
+                raise UserError(f"`{option}` needs a `privacy_limit`, such as 4")
         return None
     if options.privacy_unit not in get_args(PrivacyUnit):
         raise UserError(
-            f"`privacy_unit` must be {in_words(get_args(PrivacyUnit))}, not {options.privacy_unit!r}"
+            f"`privacy_unit` must be {choices_text(get_args(PrivacyUnit))}, not "
+            f"{options.privacy_unit!r}"
         )
     per_sample = options.privacy_unit == "sample"
     kept = f"privacy-samples-{name}.json" if per_sample else f"privacy-{name}.json"
@@ -200,34 +205,33 @@ def privacy_account(options: JoinOptions, name: str) -> PrivacyAccount | None:
 
 
 def _require_identities(options: JoinOptions, security: SecurityOptions) -> None:
-    """Refuses files of keys that are none, before anybody is asked for a run."""
+    """Refuse invalid key files before connecting."""
     if options.identity is None and options.known_nodes is None:
         return
-    with needing("a masked sum", "network"):
+    with requires_package("secure aggregation", "network"):
         from fedbudget.secure.identity import identity_of, trust_of
     trust_of(security.ca if security.cert is not None else None, options.known_nodes)
     identity_of(security.cert, security.key, options.identity)
 
 
-def _alone() -> bool:
-    """Whether no event loop runs in this thread."""
+def _has_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _own_model(given: "OwnModel | str | None", device: str) -> Model | str | None:
     if isinstance(given, str) and python_file.is_reference(given):
         return load_model(given, device=device)
-    return (
-        given if given is None or isinstance(given, str) else as_model(given, device=device)
-    )
+    if given is None or isinstance(given, str):
+        return given
+    return as_model(given, device=device)
 
 
 def node_name(name: str | None, shard: str | None) -> str:
-    """A name for a node that has none: of its shard, or of its machine."""
+    """Return the checked name of a node, by default from its shard or its machine."""
     if name is None:
         name = socket.gethostname() if shard is None else "node-" + shard.partition("/")[0]
     return check_name(name)

@@ -1,4 +1,4 @@
-"""An aggregator and nodes on this machine, each node a process of its own: for trials, tests and experiments."""
+"""An aggregator and node processes on this machine, for trials, tests and experiments."""
 
 import os
 import secrets
@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from fedbudget.data.dataset import Dataset
 from fedbudget.engines.engine import interruptible
@@ -23,7 +22,8 @@ from fedbudget.settings.network import ListenOptions
 from fedbudget.settings.option import declarations
 from fedbudget.settings.settings import Settings
 
-_PATIENCE = 10.0  # seconds for node processes to end by themselves
+_PATIENCE = 10.0
+"""Seconds for node processes to end by themselves."""
 
 
 @contextmanager
@@ -35,29 +35,28 @@ def on_this_machine(
     delay: float = 0.0,
     energy_meter: str | None = None,
 ) -> Iterator[PreparedRun]:
-    """Starts nodes, and gives a run with them.
+    """Start node processes and yield a run with them.
 
     Args:
-      settings: the dataset, and how it is given to nodes, and all else as of any run.
-      paces: how many times as slow as it could each node is.
-      delay: seconds that every message between a node and the aggregator takes longer, each way.
-      energy_meter: of the nodes; see `resources.energy`.
+      paces: factor by which each node is slowed down.
+      delay: seconds added to each message between node and aggregator.
+      energy_meter: energy meter of the nodes; see `resources.energy`.
     """
     if overrides.dataset is not None or overrides.model is not None:
         raise UserError(
-            "node processes are told names: a dataset or a model that was given in Python has none (one in a file has: "
-            "net.py:Net)"
+            "node processes cannot receive a dataset or model object: use a name, or a "
+            "file such as net.py:Net"
         )
     nodes = settings.nodes or DEFAULT_NODES
     if paces is not None and len(paces) != nodes:
-        raise UserError(f"pace is given for {len(paces)} nodes, and there are {nodes}")
+        raise UserError(f"`pace` has {len(paces)} values for {nodes} nodes")
     dataset = load_dataset(settings).sample(
         settings.train_samples, settings.test_samples, settings.seed
     )
     settings = with_nodes(replace(settings, nodes=nodes), dataset)
     processes: list[subprocess.Popen[bytes]] = []
     before = os.environ.get(TOKEN_VARIABLE)
-    # Tokens are not for command lines, which all on this machine can read.
+    # Every user of this machine can read command lines, so the token is not in one.
     os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(24)
     servers: list[AggregatorServer] = []
 
@@ -82,21 +81,24 @@ def on_this_machine(
                 return asked() or any(process.poll() is not None for process in processes)
 
             listen = ListenOptions("127.0.0.1:0", max_nodes=nodes)
-            given: Any = {
-                "overrides": overrides,
-                "test": None if dataset.test is None else dataset,
-            }
+            # These nodes are trusted: their updates need no clipping.
+            trusted = replace(settings, combine=settings.combine or "mean")
             try:
-                # These nodes are ours: nothing that they say is in doubt.
-                trusted = replace(settings, combine=settings.combine or "mean")
                 with serving(
-                    trusted, listen, interrupted=interrupted, **given, opened=start
+                    trusted,
+                    listen,
+                    interrupted=interrupted,
+                    overrides=overrides,
+                    test=None if dataset.test is None else dataset,
+                    opened=start,
                 ) as prepared:
                     yield _with_all_data(prepared, settings, dataset)
             except Interrupted:
                 for process in processes:
                     if process.poll():
-                        raise UserError("a node could not start; see above") from None
+                        raise UserError(
+                            "a node could not start; see its error above"
+                        ) from None
                 raise KeyboardInterrupt from None
     finally:
         _end(processes)
@@ -124,7 +126,7 @@ def _start(
     for option, value in own.items():
         if value is not None:
             command += [option, str(value)]
-    # One thread each: several in every process would only be in each other's way.
+    # One thread per process, so that they do not compete for cores.
     threads = dict.fromkeys(
         ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
     )
@@ -137,7 +139,7 @@ def _start(
 
 
 def node_arguments(settings: Settings) -> list[str]:
-    """The options of `fedbudget join` with which a node has its share of these settings' dataset."""
+    """Return the options of `fedbudget join` that select the dataset of the settings."""
     known = declarations(Settings)
     shared = {
         name: value
@@ -148,7 +150,7 @@ def node_arguments(settings: Settings) -> list[str]:
 
 
 def _tell_end(process: "subprocess.Popen[bytes]", server: AggregatorServer) -> None:
-    """A node that ends before all are there is not waited for."""
+    """Stop waiting for a node whose process has ended."""
     process.wait()
     server.check_waiting()
 
@@ -156,7 +158,7 @@ def _tell_end(process: "subprocess.Popen[bytes]", server: AggregatorServer) -> N
 def _with_all_data(
     prepared: PreparedRun, settings: Settings, dataset: Dataset
 ) -> PreparedRun:
-    """The run with what is known here, and would not be of nodes elsewhere: all their data."""
+    """Add the data of all nodes, which is known on this machine."""
     target = prepared.model.target
     return replace(
         prepared,

@@ -1,8 +1,4 @@
-"""The method of a run, how τ, η and the rest are chosen, from settings and what was given from Python; and what goes by
-it, the aggregator.
-
-The meters of a run.
-"""
+"""Method, aggregator and meters of a run, from settings and overrides."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -31,7 +27,7 @@ from fedbudget.protocol.method import Delta, Method
 from fedbudget.protocol.node_privacy import PrivateAggregator
 from fedbudget.protocol.sample_privacy import SampleAggregator
 from fedbudget.protocol.state import Quantize
-from fedbudget.protocol.update import UPDATE_RULES, SplitCentres, UpdateRule
+from fedbudget.protocol.update import UPDATE_RULES, KMeansSplit, UpdateRule
 from fedbudget.protocol.workload import DataWorkload
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import RESOURCES
@@ -46,10 +42,10 @@ from fedbudget.settings.settings import Settings
 def build_method(
     settings: Settings, overrides: Overrides = NOTHING, sizes: Sequence[int] | None = None
 ) -> Method:
-    """The method that the settings name, with what was given in place of its parts.
+    """Return the method of the settings, with overrides in place of its parts.
 
     Args:
-      sizes: of all nodes' data, where they are known before the run.
+      sizes: number of samples of each node, if known before the run.
     """
     if is_private(settings):
         return _private_method(settings, overrides, settings.nodes or len(sizes or ()) or 1)
@@ -57,17 +53,21 @@ def build_method(
     frugal = settings.method in ("frugal", "accelerated")
     correct_drift = settings.drift_correction
     if correct_drift is None:
-        plain = (
-            settings.update in (None, "average")
+        # `proximal` already limits drift.
+        correct_drift = (
+            frugal
+            and settings.update in (None, "average")
+            and settings.combine in (None, "mean", "clipped")
+            and settings.proximal is None
             and overrides.update is None
             and overrides.combine is None
         )
-        plain = plain and settings.combine in (None, "mean", "clipped")
-        plain = (
-            plain and settings.proximal is None
-        )  # two cures of the same thing, of which one was asked for
-        correct_drift = frugal and plain
     delta: Delta = settings.delta or ("parameters" if frugal else "gradient")
+    by_data = None
+    if settings.workload == "by-data" and sizes is not None:
+        by_data = DataWorkload(tuple(sizes))
+    by_speed = _shares_work(settings, frugal and correct_drift)
+    paper = settings.method == "paper"
     return Method(
         overrides.controller or _controller(settings, correct_drift, delta),
         overrides.step_size or _step_size(settings),
@@ -78,27 +78,17 @@ def build_method(
         one_step=accelerated,
         delta=delta,
         proximal=settings.proximal,
-        spending=PaperSpending()
-        if settings.method == "paper"
-        else CarefulSpending(settings.tau_max),
-        by_data=DataWorkload(tuple(sizes))
-        if settings.workload == "by-data" and sizes is not None
-        else None,
-        by_speed=settings.tau_max
-        if _shares_work(settings, frugal and correct_drift)
-        else None,
+        spending=PaperSpending() if paper else CarefulSpending(settings.tau_max),
+        by_data=by_data,
+        by_speed=settings.tau_max if by_speed else None,
     )
 
 
 def _private_method(settings: Settings, overrides: Overrides, nodes: int) -> Method:
-    """Of a run that is private: drift is not corrected, and w goes on by nothing but sums with noise."""
-    rule = private_rule(
-        settings, overrides, nodes
-    )  # refuses other methods, which have no update either
+    """Return the method of a private run: no drift correction, only noisy sums change w."""
+    rule = private_rule(settings, overrides, nodes)
     return Method(
-        FixedTau(settings.tau)
-        if settings.tau != "adaptive"
-        else BalancedTau(settings.tau_max),
+        _controller(settings),
         _step_size(settings),
         overrides.update or _update(replace(settings, update=settings.update or "average")),
         proximal=settings.proximal,
@@ -108,63 +98,68 @@ def _private_method(settings: Settings, overrides: Overrides, nodes: int) -> Met
 
 
 def _shares_work(settings: Settings, possible: bool) -> bool:
-    """Whether faster nodes make more local updates."""
+    """Return whether faster nodes make more local updates."""
     possible = possible and settings.tau == "adaptive"
     if settings.workload == "by-speed" and not possible:
         raise UserError(
-            "`workload` by-speed needs a `tau` that is adaptive and drift that is corrected, as methods frugal and "
-            "accelerated do"
+            "`workload` by-speed needs `tau` adaptive and drift correction, as in methods "
+            "frugal and accelerated"
         )
     return possible and settings.workload in (None, "by-speed")
 
 
 def require_known_workload(settings: Settings) -> None:
-    """Refuses what needs all nodes' samples to be known before the run, for nodes that come and go."""
+    """Refuse a workload that needs the samples of all nodes before the run."""
     if settings.workload == "by-data":
         raise UserError(
-            "`workload` by-data is for simulated nodes, of which all is known: use fedbudget run"
+            "`workload` by-data works only with simulated nodes: use fedbudget run"
         )
 
 
-def _controller(settings: Settings, correct_drift: bool, delta: Delta) -> Controller:
+def _controller(
+    settings: Settings, correct_drift: bool = False, delta: Delta = "gradient"
+) -> Controller:
     if settings.tau != "adaptive":
         return FixedTau(settings.tau)
     if settings.method == "accelerated":
         return BalancedTau(settings.tau_max)
     phi = settings.phi
-    if phi is None:
-        phi = 0.0025 if correct_drift else 5e-5 if settings.model == "cnn" else 0.025
+    if phi is None and correct_drift:
+        phi = 0.0025
+    elif phi is None:
+        phi = 5e-5 if settings.model == "cnn" else 0.025
     return AdaptiveTau(phi, settings.gamma, settings.tau_max, leap=delta == "parameters")
 
 
 def _step_size(settings: Settings) -> StepSize:
-    eta = settings.step_size or (
-        "auto" if settings.method in ("frugal", "accelerated") else 0.01
-    )
+    eta = settings.step_size
+    if eta is None:
+        eta = "auto" if settings.method in ("frugal", "accelerated") else 0.01
     if eta == "auto":
         if settings.step_fall:
             raise UserError(
-                "`step_fall` goes with a `step_size` that is a number; the automatic one falls by itself"
+                "`step_fall` needs a `step_size` that is a number; the automatic one "
+                "decreases by itself"
             )
         return SearchedStep() if settings.method == "accelerated" else AutoStep()
     return FallingStep(eta, settings.step_fall) if settings.step_fall else FixedStep(eta)
 
 
 def _update(settings: Settings) -> UpdateRule:
-    own = settings.method == "accelerated" and settings.update is None
-    # The motion of a centre is that of samples which may be another's by now: K-means does without.
-    name = (
-        "accelerate" if own and settings.model != "kmeans" else settings.update or "average"
-    )
+    name: str = settings.update or "average"
+    chosen = settings.method != "accelerated" or settings.update is not None
+    # K-means has no momentum: a centre may have other samples in the next round.
+    if not chosen and settings.model != "kmeans":
+        name = "accelerate"
     rule: type[Any] = UPDATE_RULES[name]
     given: dict[str, Any] = {}
-    if own and settings.model == "kmeans":
-        rule = SplitCentres
+    if not chosen and settings.model == "kmeans":
+        rule = KMeansSplit
         given = {"clusters": settings.clusters}
     for option in ("step_size", "momentum", "beta2", "epsilon"):
         if (value := getattr(settings, f"server_{option}")) is not None:
             if option not in {field.name for field in fields(rule)}:
-                raise UserError(f"`server_{option}` has no meaning with `update` {name}")
+                raise UserError(f"`server_{option}` has no effect with `update` {name}")
             given[option] = value
     made: UpdateRule = rule(**given)
     return made
@@ -179,19 +174,20 @@ def build_aggregator(
     quantize: Quantize | None = None,
     statistics: int = 0,
 ) -> Aggregator:
-    """The aggregator of a run, that has announced its first round; a budget which cannot work is refused before.
+    """Return the aggregator after its first broadcast; refuse an impossible budget.
 
     Args:
-      start: w(0), [parameters], and a trial round; or where the run's aggregator before this one had come to.
-      rounds: the most rounds to make, besides the budget.
-      quantize: what nodes will hold of a new w; the w itself when left out.
-      statistics: how many of w's last numbers are running statistics; a checkpoint knows.
+      start: w(0), [parameters], and a trial round; or a checkpoint.
+      rounds: maximum number of rounds.
+      quantize: maps w to its encoded form at nodes; the identity by default.
+      statistics: number of running statistics at the end of w; a checkpoint has its own.
     """
     budget = meters.budget
     kind = _kind(method)
     if method.private is not None and statistics:
         raise UserError(
-            "a private run has no place for running statistics of normalization layers: use group normalization"
+            "a private run does not support running statistics of normalization layers: "
+            "use group normalization"
         )
     if isinstance(start, Checkpoint):
         more = start.conditions.extended_by(budget.limits, rounds)
@@ -214,7 +210,7 @@ def build_aggregator(
         quantize=quantize,
         statistics=statistics,
     )
-    aggregator.start()  # before the first checkpoint, which is of a run that has
+    aggregator.start()  # a checkpoint holds a started run
     return aggregator
 
 
@@ -225,12 +221,12 @@ def _kind(method: Method) -> type[Aggregator]:
 
 
 def trial_broadcast(method: Method, w: Float32) -> Broadcast:
-    """What a trial round begins with: what the run's first broadcast says."""
+    """Return the broadcast of a trial round, equal to the first of the run."""
     return Broadcast.first(w, method.step_size.first().eta, method.request)
 
 
 def build_meters(settings: Settings, *, network: bool = False) -> Meters:
-    """The meters that the settings ask for.
+    """Return the meters of the settings.
 
     Args:
       network: whether nodes are on other machines.
@@ -251,7 +247,7 @@ def build_meters(settings: Settings, *, network: bool = False) -> Meters:
 
 
 def speeds_of(settings: Settings) -> Speeds | None:
-    """Of nodes that make rounds together, where they differ."""
+    """Return the speeds of nodes in synchronous rounds; None if they are equal."""
     if settings.speeds is None or settings.method == "asynchronous":
         return None
     assert settings.nodes is not None
@@ -259,13 +255,13 @@ def speeds_of(settings: Settings) -> Speeds | None:
 
 
 def drawn_speeds(settings: Settings, nodes: int) -> Speeds:
-    """The speeds that settings have."""
+    """Return the speeds of the settings, drawn if they are random."""
     assert settings.speeds is not None
     return Speeds.of(settings.speeds, nodes, generator(settings.seed, Stream.SPEEDS))
 
 
 def _profile(settings: Settings) -> Profile:
-    """The simulated time of a local update and of an aggregation."""
+    """Return the simulated time of a local update and of an aggregation."""
     batch = batch_of(settings)
     if settings.method == "centralized":
         return baselines.profile(batch)

@@ -1,75 +1,22 @@
-"""How what happens on a network is logged: for people, or as lines of JSON for other programs.
+"""Metrics of a run in the format of Prometheus.
 
-Texts may come from peers: none has a control character when it is written.
-
-A run's metrics in Prometheus format, for those who watch many machines.
-
-Rules here:
-- What is unknown is absent, never 0: a loss before the first round, an estimate that the method does not make.
-- A scrape sees one round, never half of two: it reads the last record, which is replaced as a whole.
-- All are in a registry of their own, so that many runs in one process do not mix.
+Rules:
+- An unknown value is absent, never 0: a loss before the first round, an estimate that the
+  method does not compute.
+- A scrape sees one round: it reads the last record, which is replaced as a whole.
+- Each run has its own registry, so that runs in one process do not mix.
 """
 
-import json
-import logging
 import math
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from fedbudget.engines.grpc.credentials import join_address, split_address
-from fedbudget.errors import UserError, needing, printable
+from fedbudget.errors import UserError, requires_package
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings.network import LogOptions
 
-_FIELDS = ("event", "node", "address")
-
-
-class _Text(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return f"{self.formatTime(record, '%H:%M:%S')} {printable(record.getMessage())}"
-
-
-class _Json(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        known: dict[str, Any] = {
-            "time": round(record.created, 3),
-            "level": record.levelname.lower(),
-        }
-        more = {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
-        return json.dumps({**known, **more, "message": printable(record.getMessage())})
-
-
-def log_handler(options: LogOptions) -> logging.Handler:
-    """Writes to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if options.log_format == "json" else _Text())
-    handler.setLevel(options.log_level.upper())
-    return handler
-
-
-def teller(options: LogOptions) -> Callable[[str, str], None]:
-    """Says what happens at a node, by its name; what ends it is told in any case."""
-
-    def tell(name: str, text: str) -> None:
-        if options.log_level == "error":
-            return
-        line = f"{name}: {printable(text)}"
-        if options.log_format == "json":
-            line = json.dumps(
-                {"time": round(time.time(), 3), "node": name, "message": printable(text)}
-            )
-        print(line, file=sys.stderr, flush=True)
-
-    return tell
-
-
-with needing(
-    "an aggregator", "network"
-):  # fedbudget[node] has all that a node needs, and no more
+with requires_package("an aggregator", "network"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
@@ -78,9 +25,9 @@ _HOST = "127.0.0.1"
 
 
 class Metrics(Collector):
-    """What is known of a run: its budget, its last round, and what passes between aggregator and nodes.
+    """Metrics of a run: its budget, its last round, and traffic with nodes.
 
-    The engine sets `connected`, and tells the totals of what it counts: `metrics.connected.set(5)`,
+    The engine updates gauges and totals: `metrics.connected.set(5)`,
     `metrics.count(late=2, sent=1000)`.
     """
 
@@ -97,17 +44,17 @@ class Metrics(Collector):
             "late_reports", "Reports that came after their round and were discarded"
         )
         self.dropped = self._counter(
-            "dropped_peers", "Peers dropped because they broke the rules"
+            "dropped_peers", "Peers dropped because they violated the protocol"
         )
         self.refused = self._counter(
-            "refused_peers", "Peers not let in: a wrong token, name, model or version"
+            "refused_peers", "Peers refused for a wrong token, name, model or version"
         )
         self.sent = self._counter("sent_bytes", "Bytes sent to nodes")
         self.received = self._counter("received_bytes", "Bytes received from nodes")
-        self.saved = self._counter("saved_bytes", "Bytes that compression has saved")
+        self.saved = self._counter("saved_bytes", "Bytes saved by compression")
 
     def observe(self, record: RoundRecord) -> None:
-        """The record of the last round. What few rounds evaluate stays until it is evaluated again."""
+        """Replace the last record; figures that it lacks keep their last value."""
         last = self._last
         if record.accuracy is None and not record.metrics and last is not None:
             record = replace(
@@ -116,15 +63,15 @@ class Metrics(Collector):
         self._last = record
 
     def count(self, **totals: int) -> None:
-        """Counters by name, as they stand now."""
+        """Set counters by name to their current totals."""
         for name, total in totals.items():
             counter = getattr(self, name)
             counter.inc(total - self._counted.get(name, 0))
             self._counted[name] = total
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges of the budget and of the last round, made from its record when they are asked for."""
-        yield _by_resource("budget", "What may be spent", self._budget)
+        """Yield the gauges of the budget and of the last round."""
+        yield _by_resource("budget", "Budget", self._budget)
         last = self._last
         if last is None:
             return
@@ -136,25 +83,29 @@ class Metrics(Collector):
         )
         yield _gauge(
             "best_loss",
-            "The loss of the best parameters so far, on the last round's samples",
+            "Loss of the best parameters so far, on the samples of the last round",
             last.best_loss,
         )
         yield _gauge(
             "accuracy",
-            "Accuracy on the test samples, when it was last evaluated",
+            "Latest accuracy on the test samples",
             last.accuracy,
         )
         metric = _rows(last.metrics or {})
         yield _family(
             "metric",
-            "Further metrics on the test samples, when they were last evaluated",
+            "Latest further metrics on the test samples",
             ["name"],
             metric,
         )
-        apart = "Accuracy or RMSE over nodes, when it was last evaluated: the worst, the tenth percentile, the median"
-        yield _family("metric_over_nodes", apart, ["of"], _rows(last.spread or {}))
+        yield _family(
+            "metric_over_nodes",
+            "Latest accuracy or RMSE over nodes: worst, tenth percentile, median",
+            ["of"],
+            _rows(last.spread or {}),
+        )
         yield _gauge("nodes", "Nodes in the average of the last round", last.nodes)
-        yield _by_resource("spent", "What was spent so far", last.spent)
+        yield _by_resource("spent", "Amount spent so far", last.spent)
         estimates = {"rho": last.rho, "beta": last.beta, "delta": last.delta}
         yield _family(
             "estimate", "Estimates of rho, beta and delta", ["name"], _rows(estimates)
@@ -173,9 +124,9 @@ class Metrics(Collector):
 
 @contextmanager
 def serving(metrics: Metrics, address: str) -> Iterator[str]:
-    """Serves metrics over HTTP at HOST:PORT, or at a port of this machine's loopback, and gives their URL.
+    """Serve metrics over HTTP at HOST:PORT, or a port of this machine, and yield their URL.
 
-    Port 0 is any that is free.
+    Port 0 selects a free port.
     """
     host, port = split_address(
         f"{_HOST}:{address}" if address.isdecimal() else address, port=None
@@ -194,8 +145,8 @@ def serving(metrics: Metrics, address: str) -> Iterator[str]:
         thread.join()
 
 
-# Values of the labels, and the value itself where it is known.
 _Row = tuple[tuple[str, ...], float | None]
+"""Values of the labels, and the value itself if known."""
 
 
 def _gauge(name: str, what: str, value: float | None) -> GaugeMetricFamily:

@@ -1,4 +1,4 @@
-"""A run that is ready to start, and what may be given for it from Python."""
+"""A run that is ready to start, and objects that replace parts of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from fedbudget.runs.text import run_title
 from fedbudget.settings.settings import Settings
 
 Callback = Callable[[RoundRecord], bool | None]
-"""Called with the record of every round; the run ends after the round for which it returns True."""
+"""Called with the record of every round; the run stops when it returns True."""
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Objects that take the place of what settings name."""
+    """Objects that replace the parts that settings name."""
 
     dataset: Dataset | None = None
     model: Model | None = None
@@ -45,7 +45,8 @@ class Overrides:
 
 NOTHING = Overrides()
 
-_MORE_OFTEN = 4
+_DENSE = 4
+"""Factor on the number of evaluations of a run that stops or selects by them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +54,17 @@ class PreparedRun:
     """A run that is ready to start.
 
     Args:
-      settings: as asked for, completed with what was decided.
-      train, test: all samples, as the model wants them; those to train on may be on other machines.
-      aggregator: of a federated run; the baselines have none.
-      repeatable: whether the settings alone say what was trained on what, and how.
-      shards: the nodes' data, where nodes are simulated in this process.
-      resumed: where the run goes on from, if it does.
-      callbacks: called with every round's record.
-      trial_seconds: what trial rounds and warming up took, before the clock of the budget starts.
-      nodes_test: whether test samples are with nodes, who are asked for what they say of w.
-      folder_made: called with the run's folder, where it has one, before the first round.
+      settings: completed with the values that were decided.
+      train, test: all samples in the form of the model; None if they are on other machines.
+      aggregator: None for the baselines.
+      repeatable: whether the settings alone repeat the run.
+      shards: data of the nodes, if they are simulated in this process.
+      resumed: checkpoint to resume from.
+      callbacks: called with the record of every round.
+      trial_seconds: duration of trial rounds and warm-up, before the clock of the budget
+        starts.
+      nodes_test: whether nodes hold the test samples and evaluate w on them.
+      folder_made: called with the folder of the run, if any, before the first round.
     """
 
     settings: Settings
@@ -83,7 +85,7 @@ class PreparedRun:
 
     @cached_property
     def conditions(self) -> Conditions:
-        """What a checkpoint says that the run is made under."""
+        """Limits and data of the run, saved with checkpoints."""
         data = "" if self.train is None else fingerprint(self.train, self.test)
         return Conditions(dict(self.budget.limits), self.settings.rounds, data)
 
@@ -97,22 +99,20 @@ class PreparedRun:
 
 
 def evaluation_points(settings: Settings) -> EvaluationPoints:
-    """When test samples are looked at in a run."""
+    """Return when a run is evaluated on test samples."""
     often = settings.keep == "best-on-test" or bool(settings.until)
-    return EvaluationPoints(settings.evaluations * (_MORE_OFTEN if often else 1), often)
+    return EvaluationPoints(settings.evaluations * (_DENSE if often else 1), often)
 
 
 def attendance(settings: Settings) -> Attendance | None:
-    """Says who takes part in which round, where not all do."""
+    """Return which nodes take part in which round; None if all always do."""
+    if settings.participation == 1:
+        return None
     assert settings.nodes is not None
     rng = generator(settings.seed, Stream.ABSENCE)
-    return (
-        None
-        if settings.participation == 1
-        else Attendance(settings.nodes, settings.participation, rng)
-    )
+    return Attendance(settings.nodes, settings.participation, rng)
 
 
 def fingerprint(train: Table, test: Table | None) -> str:
-    """A short text that is another when any sample is."""
+    """Return a short text that changes when any sample changes."""
     return " ".join(table.fingerprint() for table in (train, test) if table is not None)

@@ -1,7 +1,7 @@
-"""A run that goes on: what it is taken from, and what must be as it was.
+"""Resume a run in its folder, from its last checkpoint, with its own settings.
 
-It goes on in its folder, from its last checkpoint, with its own settings. Only limits may be others (the budget's, of
-the same resources, the number of rounds, and targets), and how often accuracy is looked at.
+Only limits may change: those of the budget (for the same resources), the number of rounds
+and the targets, and the number of evaluations. Model and data must be the same.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,28 +27,29 @@ from fedbudget.settings.types import EngineName
 CHANGEABLE: frozenset[str] = frozenset(
     {"budget", "rounds", "until", "patience", "evaluations"}
 )
-"""Settings that may be others when a run goes on."""
+"""Settings that a resumed run may change."""
 
 
 def load_resumed(
     path: Path,
-    asked: Callable[[Path], Settings],
+    settings_from: Callable[[Path], Settings],
     more: Sequence[str] = (),
     overrides: Overrides = NOTHING,
     *,
     changeable: frozenset[str] = CHANGEABLE,
 ) -> tuple[Settings, Checkpoint]:
-    """The settings and the checkpoint of the run to go on with.
+    """Return the settings and the checkpoint of a run to resume.
 
     Args:
-      asked: gives the settings that are asked for, those of a file where nothing else is; without the budget.
-      more: limits, as `Budget.extended` reads them.
-      changeable: the settings that may be others now.
+      settings_from: returns the requested settings, from the file of the run and the values
+        given now, without the budget.
+      more: limits in the form of `Budget.extended`.
+      changeable: settings that may change.
     """
     run = Run.open(path)
-    folder.require_free(path)  # before anyone waits for nodes; who writes looks again
+    folder.require_free(path)  # checked again when the run is written
     budget = run.settings.limits().extended(more)
-    settings = with_resolved_model(asked(path / CONFIG))
+    settings = with_resolved_model(settings_from(path / CONFIG))
     if more:
         settings = replace(settings, budget=budget.texts)
     require_same_settings(path, run.settings, settings, changeable)
@@ -57,17 +58,12 @@ def load_resumed(
     checkpoint = Checkpoint.load(path, build_method(settings, overrides))
     _require_not_spent(replace(budget, delta=settings.privacy_delta), checkpoint)
     finished = run.summary is not None and run.summary.get("status") == "finished"
-    same = (
-        settings == replace(run.settings, evaluations=settings.evaluations)
-        or checkpoint.state.phase == "done"
-    )
-    if (
-        finished
-        and same
-        and not checkpoint.conditions.extended_by(budget.limits, settings.rounds)
-    ):
+    unchanged = settings == replace(run.settings, evaluations=settings.evaluations)
+    extended = checkpoint.conditions.extended_by(budget.limits, settings.rounds)
+    if finished and not extended and (unchanged or checkpoint.state.phase == "done"):
         raise UserError(
-            f"{path}: the run has finished; to go on it needs more `budget`, such as time=+10min"
+            f"{path}: the run has finished; to resume it, extend `budget`, such as "
+            "time=+10min"
         )
     return settings, checkpoint
 
@@ -75,70 +71,74 @@ def load_resumed(
 def require_same_settings(
     path: Path, saved: Settings, wanted: Settings, changeable: frozenset[str] = CHANGEABLE
 ) -> None:
-    """Refuses to go on with a run by other settings than its own."""
+    """Refuse settings that differ from those of the run."""
     for name, before in vars(saved).items():
         now = getattr(wanted, name)
         if now != before and name not in changeable:
             option = name.replace("_", "-")
             raise UserError(
-                f"{path} goes on as it began: {option} is {before} there, and cannot be {now} now"
+                f"{path} resumes with its own settings: {option} is {before} there, and "
+                f"cannot become {now}"
             )
 
 
 def require_engine(checkpoint: Checkpoint, engine: EngineName) -> None:
-    """Refuses to go on with a run by another engine than its own."""
+    """Refuse an engine other than that of the run."""
     made_by = checkpoint.engine.get("engine")
     if made_by == engine:
         return
-    how = {
+    commands = {
         "network": "fedbudget serve",
-        "ray": "fedbudget run and `engine` ray",
-        "in-process": "fedbudget run alone",
+        "ray": "fedbudget run with `engine` ray",
+        "in-process": "fedbudget run without `engine`",
     }
     raise UserError(
-        f"the run was made by engine {made_by}; to go on with it, use {how.get(made_by, 'that')}"
+        f"the run used engine {made_by}; to resume it, use "
+        f"{commands.get(made_by, 'that engine')}"
     )
 
 
 def require_same_data(inputs: TrainingInputs, checkpoint: Checkpoint) -> None:
-    """Refuses to go on with another model than the run's, or with samples that have changed since."""
+    """Refuse a model or samples that have changed since the run started."""
     if fingerprint(inputs.train, inputs.test) != checkpoint.conditions.data:
         raise UserError(
-            f"{inputs.dataset.name} has changed since the run began: it cannot go on with other samples"
+            f"{inputs.dataset.name} has changed since the run started: it cannot resume "
+            "with other samples"
         )
-    if (own := inputs.model.parameters) != (size := checkpoint.state.w.size):
+    size = checkpoint.state.w.size
+    if inputs.model.parameters != size:
         raise UserError(
-            f"the run that is to go on trains {size} parameters, and {inputs.model.name} has {own}"
+            f"the run to resume trains {size} parameters, but {inputs.model.name} has "
+            f"{inputs.model.parameters}"
         )
 
 
 def require_same_model(task: Task, own: Model | None) -> None:
-    """Refuses to go on with another model of a person's own than the one that nodes were told of."""
+    """Refuse a custom model that differs from the one that nodes received."""
     if own is None or isinstance(task.model, str):
         return
-    if difference := describe(own).difference(
-        task.model, "now", "in the run that is to go on"
-    ):
-        raise UserError(f"{own.name} is another model than it was: {difference}")
+    if difference := describe(own).difference(task.model, "now", "in the run to resume"):
+        raise UserError(f"{own.name} has changed since the run started: {difference}")
 
 
 @contextmanager
 def recalling(what: str) -> Iterator[None]:
-    """Says in words what of a checkpoint cannot be used."""
+    """Raise UserError that names the part of a checkpoint that cannot be used."""
     try:
         yield
     except (LocalError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"the checkpoint does not say {what}: {error}") from None
+        raise UserError(f"the checkpoint does not contain {what}: {error}") from None
 
 
 def _require_not_spent(budget: Budget, checkpoint: Checkpoint) -> None:
     if len(budget.resources) != len(checkpoint.state.ledger.spent):
-        return  # which the aggregator refuses
+        return  # the aggregator refuses other resources
     for resource, spent in zip(
         budget.resources, budget.totals(checkpoint.state.ledger.spent).values(), strict=True
     ):
         before = checkpoint.conditions.limits.get(resource.name)
         if (limit := budget.limits[resource.name]) < spent and limit != before:
             raise UserError(
-                f"budget {resource.name}={resource.format(limit)} is below what was spent, {resource.format(spent)}"
+                f"budget {resource.name}={resource.format(limit)} is below the "
+                f"{resource.format(spent)} already spent"
             )

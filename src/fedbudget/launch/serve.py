@@ -1,6 +1,8 @@
-"""A run with nodes on other machines, over gRPC: nodes have to come first; when enough have, all agree on a task.
+"""Aggregator over gRPC: wait for nodes on other machines, agree on a task, and run it.
 
-What a person sees of an aggregator until there are enough nodes.
+`serve_run` is the whole path, for the command line and the Python API. `serving` prepares
+the run without printing. Nodes whose data do not match those of the majority are refused by
+name.
 """
 
 import logging
@@ -16,7 +18,8 @@ import numpy as np
 
 from fedbudget.data.columns import category_name
 from fedbudget.data.dataset import Dataset
-from fedbudget.durable_files import keep_descriptors
+from fedbudget.durable_files import reserve_descriptors
+from fedbudget.engines.engine import interruptible
 from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
 from fedbudget.engines.grpc.peers import LOG
 from fedbudget.engines.grpc.server import AggregatorServer
@@ -27,13 +30,14 @@ from fedbudget.engines.remote import encodings
 from fedbudget.engines.remote.engine import LARGE
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
-from fedbudget.engines.remote.node_data import NodeData, table_to_test_on
+from fedbudget.engines.remote.node_data import NodeData, evaluation_table
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.errors import UserError, explained, flag
+from fedbudget.errors import UserError, as_user_error, flag
 from fedbudget.launch.inputs import own_model, with_resolved_model
+from fedbudget.launch.logs import log_handler
 from fedbudget.launch.method import build_meters, build_method, require_known_workload
-from fedbudget.launch.monitoring import Metrics, log_handler
+from fedbudget.launch.monitoring import Metrics
 from fedbudget.launch.monitoring import serving as serving_metrics
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.privacy import is_private, masking_terms, with_privacy, with_sums_only
@@ -53,23 +57,65 @@ from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.models.description import describe
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.resources.energy import energy_reader
+from fedbudget.result import Result
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
 from fedbudget.secure.graph import FEWEST
 from fedbudget.settings.network import ListenOptions, LogOptions, SecurityOptions
-from fedbudget.settings.option import in_words
+from fedbudget.settings.option import choices_text
 from fedbudget.settings.settings import FEDERATED, Settings
 
 NO_SECURITY = SecurityOptions()
 
-_TRUSTING = (
-    "the model has %s parameters, and the nodes' updates are averaged as they are; the rule `clipped` would bound what "
-    "one of them can do, and hold all reports of a round in memory"
+_UNCLIPPED = (
+    "the model has %s parameters, and the updates of nodes are averaged without clipping; "
+    "the rule `clipped` would limit the influence of one node, and hold all reports of a "
+    "round in memory"
 )
 
 
 class Interrupted(Exception):
-    """While nodes were still being waited for."""
+    """The user stopped the aggregator while it was waiting for nodes."""
+
+
+def serve_run(
+    settings: Settings,
+    listen: ListenOptions,
+    security: SecurityOptions,
+    run: Callable[[PreparedRun], Result],
+    *,
+    quiet: bool,
+    logs: LogOptions | None = None,
+    **more: Any,
+) -> Result:
+    """Wait for nodes, show who has joined, and run with them.
+
+    Args:
+      run: executes the prepared run.
+      quiet: print only a port that `listen` does not fix.
+      logs: format and level of the network log.
+      more: arguments of `serving`.
+    """
+    nodes = settings.nodes or settings.min_nodes or 1
+    waiting = _Waiting(nodes, quiet=quiet, any_port=listen.address.endswith(":0"))
+    with (
+        _network_log(logs or LogOptions(), quiet=quiet),
+        interruptible(waiting.wake) as interrupted,
+    ):
+        try:
+            with serving(
+                settings,
+                listen,
+                security,
+                interrupted=interrupted,
+                opened=waiting.opened,
+                changed=waiting.changed,
+                **more,
+            ) as prepared:
+                waiting.over = True
+                return run(prepared)
+        except Interrupted:
+            raise KeyboardInterrupt from None
 
 
 @contextmanager
@@ -87,27 +133,25 @@ def serving(
     opened: Callable[[AggregatorServer], None] = lambda server: None,
     changed: Callable[[int, int], None] = lambda connected, ready: None,
 ) -> Iterator[PreparedRun]:
-    """Listens, waits for nodes, and gives a run with them.
+    """Listen, wait for nodes, and yield a run with them.
 
-    Args:
-      settings: `nodes` is how many to wait for.
-      interrupted: whether to stop waiting.
-      own: samples that the aggregator holds itself.
-      energy_meter: of this machine, where it holds some; see `resources.energy`.
-      test: samples to test on.
-      resumed: where to go on from.
-      opened: called when nodes can connect.
-      changed: called with how many nodes there are, and how many of them are ready, when that changes.
+    Args: settings: `nodes` is the number of nodes to wait for. interrupted: returns whether
+      to stop waiting. own: samples of the aggregator itself. energy_meter: energy meter of
+      this machine, if it holds samples; see `resources.energy`. test: samples to test on.
+      resumed: checkpoint to resume from. opened: called when nodes can connect. changed:
+      called with the numbers of connected and of ready nodes when one changes.
     """
     if resumed is not None:
         require_engine(resumed, "network")
     if settings.method not in FEDERATED:
         raise UserError(
-            f"{settings.method} descent is not made over a network; use --method {in_words(FEDERATED)}"
+            f"{settings.method} descent does not work over a network; use `method` "
+            f"{choices_text(FEDERATED)}"
         )
     if energy_meter is not None and own is None:
         raise UserError(
-            "energy-meter is of a machine that holds data; give it to fedbudget join, or here with --data"
+            "`energy_meter` needs data on this machine; set it at fedbudget join, or add "
+            "`data`"
         )
     masking = masking_terms(settings, security.client_ca, own_data=own is not None)
     credentials = aggregator_credentials(security.cert, security.key, security.client_ca)
@@ -132,19 +176,18 @@ def serving(
         model = own_model(settings, overrides)
         compress = compression_of(settings)
         compressor = BroadcastCompressor("none" if compress == "auto" else compress)
+        classes = settings.classes
         server = AggregatorServer(
             listen.address,
             run=secrets.token_hex(8) if resumed is None else str(resumed.engine["run"]),
             tokens=tokens,
-            allowed=None if not listen.allow else frozenset(map(check_name, listen.allow)),
+            allowed=frozenset(map(check_name, listen.allow)) or None,
             limits=PeerLimits(listen.max_nodes_each, listen.max_classes),
             credentials=credentials,
             compressor=compressor,
             most=listen.max_nodes,
             model=settings.model if model is None else describe(model),
-            classes=None
-            if settings.classes is None
-            else tuple(map(category_name, settings.classes)),
+            classes=None if classes is None else tuple(map(category_name, classes)),
             max_share=settings.max_share,
             masking=masking,
             changed=count,
@@ -154,9 +197,9 @@ def serving(
             server.add_own_node(
                 Worker(own, device=settings.device, model=model, readers=readers)
             )
-        keep_descriptors()
+        reserve_descriptors()
         server.open()
-        farewell = Farewell("the aggregator has stopped, and may go on later", again=True)
+        farewell = Farewell("the aggregator has stopped, and may resume later", again=True)
         try:
             opened(server)
             prepared = _gather(
@@ -183,14 +226,11 @@ def _gather(
     test: Dataset | None,
     resumed: Checkpoint | None,
 ) -> PreparedRun:
-    """Waits for nodes, and gives the run."""
+    """Wait for nodes, agree on a task or restore it, and return the run."""
     require_known_workload(settings)
     nodes = max(settings.min_nodes or 1, settings.nodes or 1)
-    settings = (
-        with_privacy(replace(settings, nodes=nodes), simulated=False)
-        if is_private(settings)
-        else settings
-    )
+    if is_private(settings):
+        settings = with_privacy(replace(settings, nodes=nodes), simulated=False)
     method = build_method(settings, overrides)
     if settings.secure_aggregation:
         nodes = max(nodes, FEWEST)
@@ -206,11 +246,11 @@ def _gather(
         remarks = remarks_on(described)
         server.start(task)
     else:
-        with recalling("what is trained"):
+        with recalling("the task"):
             task = encodings.read(
                 Task, encodings.from_bytes(bytes.fromhex(resumed.engine["task"]))
             )
-        with recalling("who takes part"):
+        with recalling("the nodes"):
             members = {
                 str(name): _member(member)
                 for name, member in resumed.engine["members"].items()
@@ -218,13 +258,13 @@ def _gather(
         model = model_for(settings, task.samples, own)
         require_same_model(task, own)
         server.start(task, members)
-    table = None if test is None else table_to_test_on(test, task.samples, model)
+    table = None if test is None else evaluation_table(test, task.samples, model)
     failed = f"{model.name} cannot be tested" + ("" if test is None else f" on {test.name}")
-    with nullcontext() if own is None else explained(failed):
-        warm_up(model, table)  # while nodes make their trial rounds
+    with nullcontext() if own is None else as_user_error(failed):
+        warm_up(model, table)  # during the trial rounds of the nodes
     meters = build_meters(replace(settings, nodes=nodes), network=True)
     if resumed is not None:
-        with recalling("what the meters were at"):
+        with recalling("the meters"):
             meters.restore(resumed.engine["meters"])
             for name, value in resumed.engine["counters"].items():
                 setattr(server.counters, name, int(value))
@@ -234,20 +274,21 @@ def _gather(
         or settings.secure_aggregation
     )
     if method.private is None and not trusted:
-        # Where reports are all at hand anyway, none may take w further than others do: nodes elsewhere are not trusted.
+        # Nodes on other machines are not trusted. Clipping needs all reports in memory,
+        # which
+        # is only acceptable for small models.
         if task.parameters < LARGE:
             settings = replace(settings, combine="clipped")
             method = replace(method, combine=build_method(settings).combine)
         else:
-            LOG.warning(_TRUSTING, f"{task.parameters:,}")
+            LOG.warning(_UNCLIPPED, f"{task.parameters:,}")
     settings = with_resolved_model(replace(settings, nodes=nodes, dataset=NODES))
+    # A run that is done lacks only its summary, for which no node is needed.
     over = (
-        resumed is not None and resumed.state.phase == "done"
-    )  # only its summary is missing: nodes have gone home
-    if resumed is not None and resumed.conditions.extended_by(
-        meters.budget.limits, settings.rounds
-    ):
-        over = False
+        resumed is not None
+        and resumed.state.phase == "done"
+        and not resumed.conditions.extended_by(meters.budget.limits, settings.rounds)
+    )
     if not server.wait_for(0 if over else nodes, interrupted, ready=True):
         raise Interrupted
     return prepare_remote(
@@ -268,9 +309,9 @@ def _gather(
 def _wait_for_nodes(
     server: AggregatorServer, nodes: int, interrupted: Callable[[], bool]
 ) -> dict[str, SamplesDescription]:
-    """What the samples of so many nodes are like, which go together; whose do not are refused by name.
+    """Wait for nodes whose data match, and return their descriptions; refuse the others.
 
-    Where as many are on either side, nobody knows who is right: who comes next decides.
+    Without a majority, the next node decides which data are right.
     """
     undecided: set[str] = set()
     while True:
@@ -281,7 +322,7 @@ def _wait_for_nodes(
             odd = misfits(described)
         except UserError as error:
             LOG.warning(
-                "%s; waiting for another node, to see with whom most agree",
+                "%s; waiting for another node, to find the majority",
                 error.spelled(flag),
             )
             undecided = set(described)
@@ -298,45 +339,37 @@ def _member(saved: Mapping[str, Any]) -> Member:
     return Member(numbers, sizes, int(saved["base_round"]), bool(saved["lost"]))
 
 
-class Waiting:
-    """Tells how many nodes there are, until there are enough: until it is `over`."""
+class _Waiting:
+    """Prints the number of nodes until the run starts (`over`)."""
 
     def __init__(self, nodes: int, *, quiet: bool, any_port: bool) -> None:
         self.over = False
         self._nodes = nodes
         self._quiet = quiet
         self._any_port = any_port
-        self._last = (0, 0)  # how many were connected, and ready
+        self._connected = 0
+        self._ready = 0
         self._server: AggregatorServer | None = None
         self._lock = threading.Lock()
 
     def opened(self, server: AggregatorServer) -> None:
         self._server = server
         if not self._quiet or self._any_port:
-            print(
-                f"listening on port {server.port}; waiting for {self._nodes} nodes",
-                file=sys.stderr,
-                flush=True,
-            )
+            _print(f"listening on port {server.port}; waiting for {self._nodes} nodes")
 
     def changed(self, connected: int, ready: int) -> None:
         with self._lock:
-            (before, were_ready), self._last = self._last, (connected, ready)
+            before = self._connected
+            ready_before = self._ready
+            self._connected = connected
+            self._ready = ready
             if self.over or self._quiet or self._server is None:
                 return
         if connected not in (0, before):
-            preparing = (
-                "; each prepares itself by a trial round"
-                if before < self._nodes <= connected
-                else ""
-            )
-            print(
-                f"{connected} of {self._nodes} nodes are here{preparing}",
-                file=sys.stderr,
-                flush=True,
-            )
-        if ready not in (0, were_ready):
-            print(f"{ready} of {self._nodes} nodes are ready", file=sys.stderr, flush=True)
+            trial = "; each runs a trial round" if before < self._nodes <= connected else ""
+            _print(f"{connected} of {self._nodes} nodes have joined{trial}")
+        if ready not in (0, ready_before):
+            _print(f"{ready} of {self._nodes} nodes are ready")
 
     def wake(self) -> None:
         if self._server is not None:
@@ -344,26 +377,17 @@ class Waiting:
 
 
 @contextmanager
-def waiting(
-    nodes: int, *, quiet: bool, any_port: bool, logs: LogOptions | None = None
-) -> Iterator[Waiting]:
-    """Shows what happens until there are enough nodes; after that only what is out of the ordinary is logged.
-
-    Args:
-      quiet: nothing is shown, but a port that nobody could know otherwise.
-      logs: how the network's log is written.
-    """
-    handler = log_handler(logs or LogOptions())
-    log = logging.getLogger("fedbudget.api")
-    log.addHandler(handler)
-    log.setLevel(min(logging.INFO, handler.level))
-    compiling = (
-        nullcontext()
-        if quiet
-        else on_compiling(lambda: print(COMPILING, file=sys.stderr, flush=True))
-    )
+def _network_log(options: LogOptions, *, quiet: bool) -> Iterator[None]:
+    """Write the network log to standard error, and report compilation unless quiet."""
+    handler = log_handler(options)
+    LOG.addHandler(handler)
+    LOG.setLevel(min(logging.INFO, handler.level))
     try:
-        with compiling:
-            yield Waiting(nodes, quiet=quiet, any_port=any_port)
+        with nullcontext() if quiet else on_compiling(lambda: _print(COMPILING)):
+            yield
     finally:
-        log.removeHandler(handler)
+        LOG.removeHandler(handler)
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,8 +1,6 @@
-"""A run whose nodes are simulated in this process; of the baselines too.
+"""Runs with simulated nodes, in this process or on a Ray cluster, and the baselines.
 
-A run whose simulated nodes are on a Ray cluster; all the rest is here.
-
-A run by any engine that this machine can start by itself.
+`launch` starts a run on any engine that this machine can start by itself.
 """
 
 import time
@@ -34,7 +32,7 @@ from fedbudget.engines.in_process import (
     SimulationState,
     with_flipped_labels,
 )
-from fedbudget.errors import UserError, explained
+from fedbudget.errors import UserError, as_user_error
 from fedbudget.launch.inputs import (
     TrainingInputs,
     batch_of,
@@ -62,18 +60,18 @@ from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Resource, RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
-from fedbudget.settings.option import in_words
+from fedbudget.settings.option import choices_text
 from fedbudget.settings.settings import FEDERATED, Settings
 from fedbudget.settings.types import EngineName
 
 MOST_MEMORY = 100e6
-"""Bytes that nodes remember, above which checkpoints do not hold them: then nodes begin anew when a run goes on, as if
-they had joined just then. They know w and w^f, and learn the rest in a round."""
+"""Largest state of nodes, in bytes, that checkpoints contain. Above it, the nodes of a
+resumed run start like nodes that have just joined: with w and w^f, and without history."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRun(PreparedRun):
-    """A run of which everything is in this process."""
+    """A run whose data and nodes are in this process."""
 
     train: Table
     shards: Shards
@@ -82,10 +80,10 @@ class SimulatedRun(PreparedRun):
 def simulate(
     settings: Settings, overrides: Overrides = NOTHING, *, resumed: Checkpoint | None = None
 ) -> SimulatedRun:
-    """Loads the data, gives it to nodes, and finds out what a round costs; refuses what cannot work.
+    """Load data, distribute it over nodes, and measure the cost of a round.
 
     Args:
-      resumed: where to go on from.
+      resumed: checkpoint to resume from.
     """
     inputs = TrainingInputs.of(settings, overrides)
     settings, rows = distribute(inputs.settings, inputs.dataset)
@@ -106,11 +104,8 @@ def simulate(
         require_same_data(inputs, resumed)
     began = time.perf_counter()
     failed = f"{inputs.model.name} cannot train on {inputs.dataset.name}"
-    with (
-        explained(failed)
-        if python_file.is_reference(str(settings.model))
-        else nullcontext()
-    ):
+    custom = python_file.is_reference(str(settings.model))
+    with as_user_error(failed) if custom else nullcontext():
         aggregator, engine = _engine(
             settings, overrides, inputs, shards, meters, resumed, attack
         )
@@ -141,12 +136,10 @@ def _engine(
     method = build_method(settings, overrides, shards.size.tolist())
     w = model.initial(settings.seed)
     if settings.method in ("centralized", "asynchronous"):
-        eta = method.step_size.first().eta
-        batch = batch_of(settings)
         common: dict[str, Any] = {
             "w": w,
-            "eta": eta,
-            "batch": batch,
+            "eta": method.step_size.first().eta,
+            "batch": batch_of(settings),
             "seed": settings.seed,
             "meters": meters,
         }
@@ -156,13 +149,13 @@ def _engine(
         "seed": settings.seed,
         "noise": node_noise(settings),
     }
-    twin = Fleet(model, shards, **fleet)
     compressor = compressor_of(settings)
     first = replace(
         trial_broadcast(method, w),
         compress=None if compressor.kind == "none" else compressor.kind,
     )
-    trial = round_usage([in_process.trial([twin], first, meters.counters())])
+    trial_fleet = Fleet(model, shards, **fleet)
+    trial = round_usage([in_process.trial([trial_fleet], first, meters.counters())])
     aggregator = build_aggregator(
         method,
         meters,
@@ -173,14 +166,12 @@ def _engine(
     )
     if meters.time.source == "measured":
         _rehearse(settings, method, (w, trial), Fleet(model, shards, **fleet))
-    fleets = build_fleets(settings, model, shards)
-    remembers = remember_nodes(settings, model)
     engine = InProcessEngine(
         aggregator,
-        fleets,
+        build_fleets(settings, model, shards),
         meters,
         attendance(settings),
-        remembers=remembers,
+        remembers=remember_nodes(settings, model),
         attack=attack,
         compress=compressor.kind,
     )
@@ -192,7 +183,7 @@ def _engine(
 def _rehearse(
     settings: Settings, method: Method, start: tuple[Float32, RoundUsage], fleet: Fleet
 ) -> None:
-    """A short run from end to end, thrown away, so that nothing is compiled or loaded on a short budget's time."""
+    """Run three rounds and discard them, so that the budget excludes compilation."""
     budget = settings.limits()
     limits = {
         name: limit if name == budget.by_noise else 1e18
@@ -226,13 +217,14 @@ def _baseline(
             inputs.model, inputs.train, rounds=settings.rounds, **common
         )
         if resumed is not None:
-            with recalling("where it was"):
+            with recalling("its state"):
                 descent.recall(resumed.state, resumed.engine_state(CentralizedState))
         return descent
     if inputs.model.statistics:
         raise UserError(
-            f"asynchronous descent sends gradients alone, and {inputs.model.name} has running statistics: "
-            'use group normalization, or TorchModel(..., statistics="local")'
+            f"asynchronous descent sends only gradients, but {inputs.model.name} has "
+            "running "
+            'statistics: use group normalization, or TorchModel(..., statistics="local")'
         )
     speeds: Sequence[float] = baselines.default_speeds(len(shards))
     if settings.speeds is not None:
@@ -242,28 +234,35 @@ def _baseline(
         inputs.model, shards, speeds=speeds, rounds=settings.rounds, **common
     )
     if resumed is not None:
-        with recalling("where it was"):
+        with recalling("its state"):
             engine.recall(resumed.state, resumed.engine_state(AsynchronousState))
     return engine
 
 
 def recall(engine: SimulationEngine, resumed: Checkpoint) -> None:
-    """The engine goes on from a checkpoint."""
-    with recalling("where its nodes were"):
+    """Restore the engine from a checkpoint."""
+    with recalling("the state of its nodes"):
         engine.recall(resumed.engine_state(SimulationState))
 
 
 def remember_nodes(settings: Settings, model: Model) -> bool:
-    """Whether checkpoints hold what nodes remember: three vectors each, and a generator's state where each is alone."""
+    """Return whether checkpoints contain the state of nodes.
+
+    A node has three vectors and, if nodes can be absent, the state of a generator.
+    """
     assert settings.nodes is not None
-    alone = 0 if settings.participation == 1 else 2000
-    return settings.nodes * (3 * 4 * model.parameters + alone) <= MOST_MEMORY
+    generator_bytes = 0 if settings.participation == 1 else 2000
+    return settings.nodes * (3 * 4 * model.parameters + generator_bytes) <= MOST_MEMORY
 
 
 def build_fleets(
     settings: Settings, model: Model, shards: Shards, first: int = 0
 ) -> list[Fleet]:
-    """Nodes as one fleet or, where they may be absent, each as its own; their numbers in the run begin with `first`."""
+    """Return all nodes as one fleet, or one fleet per node if nodes can be absent.
+
+    Args:
+      first: number of the first node in the run.
+    """
     nodes = range(len(shards))
     parts = (
         [(shards, nodes)]
@@ -282,7 +281,7 @@ def build_fleets(
 
 
 def compressor_of(settings: Settings) -> BroadcastCompressor:
-    """How vectors would be sent; auto is 8 bits where bytes are budgeted, because no line is measured."""
+    """Return the encoder of vectors; auto uses 8 bits if bytes are limited."""
     compress = settings.compress or "none"
     if compress == "auto":
         compress = "8-bit" if "bytes" in settings.limits().limits else "none"
@@ -290,13 +289,13 @@ def compressor_of(settings: Settings) -> BroadcastCompressor:
 
 
 def attack_of(settings: Settings, nodes: int) -> Attack | None:
-    """What some of so many nodes do to the run, if anything."""
+    """Return the simulated attack of the settings, if any."""
     if settings.attack is None:
         return None
     attackers = settings.attackers or 1
     if attackers >= nodes:
         raise UserError(
-            f"`attackers` is {attackers} of {nodes} nodes: none would be honest"
+            f"`attackers` is {attackers} of {nodes} nodes: no honest node is left"
         )
     return Attack(settings.attack, nodes - attackers, settings.seed)
 
@@ -310,16 +309,16 @@ def on_ray(
     actors: int | None = None,
     resumed: Checkpoint | None = None,
 ) -> Iterator[PreparedRun]:
-    """Places the nodes on a Ray cluster, and gives a run with them.
+    """Place nodes on a Ray cluster and yield a run with them.
 
-    Args:
-      address: of the cluster; on this machine when not given.
-      actors: how many processes share the nodes; one per core when not given, or as many as a run that goes on has had.
-      resumed: where to go on from.
+    Args: address: address of the cluster; this machine by default. actors: number of
+      processes that share the nodes; by default one per core, or the number of a resumed
+      run. resumed: checkpoint to resume from.
     """
     if settings.method not in FEDERATED:
         raise UserError(
-            f"{settings.method} descent is not made on Ray; use `method` {in_words(FEDERATED)}"
+            f"{settings.method} descent does not run on Ray; use `method` "
+            f"{choices_text(FEDERATED)}"
         )
     if actors is not None and actors < 1:
         raise UserError(f"actors must be at least 1, not {actors}")
@@ -370,9 +369,13 @@ def on_ray(
             quantize=compressor.quantize,
             statistics=inputs.model.statistics,
         )
-        remembers = remember_nodes(settings, inputs.model)
         engine = SimulationEngine(
-            aggregator, nodes, meters, present, remembers, compressor.kind
+            aggregator,
+            nodes,
+            meters,
+            present,
+            remember_nodes(settings, inputs.model),
+            compressor.kind,
         )
         if resumed is not None:
             recall(engine, resumed)
@@ -389,24 +392,26 @@ def on_ray(
 
 
 def _actors(resumed: Checkpoint, wanted: int | None) -> int | None:
-    """As many as before: each of them has a part of what nodes remember."""
+    """Return the number of actors of the resumed run; each has the state of its nodes."""
     groups = resumed.engine_state(SimulationState).groups
-    if groups is None or wanted in (None, len(groups)):
-        return wanted if groups is None else len(groups)
-    raise UserError(
-        f"the run that is to go on has {len(groups)} actors, and cannot have {wanted} now"
-    )
+    if groups is None:
+        return wanted
+    if wanted not in (None, len(groups)):
+        raise UserError(
+            f"the run to resume has {len(groups)} actors, and cannot change to {wanted}"
+        )
+    return len(groups)
 
 
 def _sizes(settings: Settings, dataset: Dataset) -> list[int]:
-    """How many samples nodes have; one number where all have as many."""
+    """Return the shard sizes; one number if all are equal."""
     drawn = Partition.parse(str(settings.partition)).draws
     return [drawn] if drawn else [len(rows) for rows in distribute(settings, dataset)[1]]
 
 
 @dataclass(frozen=True)
 class GroupDefinition:
-    """All that groups of nodes are made from; the samples are in memory that the processes of a machine share."""
+    """Everything needed to build groups of nodes; samples are in shared memory."""
 
     settings: Settings
     dataset: Dataset
@@ -418,7 +423,8 @@ class GroupDefinition:
     def group(self, first: int, end: int) -> NodeGroup:
         if self.version != __version__:
             raise UserError(
-                f"fedbudget {__version__} is on a machine of the cluster, and {self.version} here"
+                f"a machine of the cluster has fedbudget {__version__}, this one "
+                f"{self.version}"
             )
         settings, rows = distribute(self.settings, self.dataset)
         train = self.dataset.table(self.dataset.train, self.model.target)
@@ -428,16 +434,16 @@ class GroupDefinition:
 
 
 def _as_writable(array: Samples) -> Samples:
-    """The same memory as an array that says it can be written to; nobody does.
+    """Return the same memory as an array marked writable; no code writes to it.
 
-    Memory that is shared is marked as only to be read, and for such arrays all kernels would be compiled anew.
+    Shared memory is marked read-only, and kernels would be compiled again for such arrays.
     """
     return array if array.flags.writeable else np.asarray(_Writable(array))
 
 
 class _Writable:
     def __init__(self, array: Samples) -> None:
-        self._array = array  # whose memory it is
+        self._array = array  # keeps its memory alive
         self.__array_interface__ = {
             **array.__array_interface__,
             "data": (array.ctypes.data, False),
@@ -454,17 +460,17 @@ def launch(
     actors: int | None = None,
     resumed: Checkpoint | None = None,
 ) -> Iterator[PreparedRun]:
-    """A run that is ready to start, as long as what makes it is there.
+    """Prepare a run and yield it; the engine is closed afterwards.
 
     Args:
-      ray_address: of the Ray cluster; this machine when not given.
-      actors: how many of Ray's processes share the nodes; one per core when not given.
-      resumed: where to go on from.
+      ray_address: address of the Ray cluster; this machine by default.
+      actors: number of Ray processes that share the nodes; one per core by default.
+      resumed: checkpoint to resume from.
     """
     if engine != "ray" and (ray_address is not None or actors is not None):
-        raise UserError("a Ray address, or a number of actors, goes with engine ray")
+        raise UserError("`ray_address` and `actors` need `engine` ray")
     if engine != "in-process" and settings.attack is not None:
-        raise UserError("`attack` is simulated in one process: leave `engine` out")
+        raise UserError("`attack` needs `engine` in-process: omit `engine`")
     if engine == "ray":
         with on_ray(
             settings, overrides, address=ray_address, actors=actors, resumed=resumed
@@ -475,7 +481,8 @@ def launch(
 
         if resumed is not None:
             raise UserError(
-                "node processes are gone with their run: go on with fedbudget serve and fedbudget join"
+                "a run of node processes cannot be resumed; use fedbudget serve and "
+                "fedbudget join for that"
             )
         with on_this_machine(settings, overrides) as prepared:
             yield prepared
@@ -483,5 +490,5 @@ def launch(
         yield simulate(settings, overrides, resumed=resumed)
     else:
         raise UserError(
-            f"unknown engine {engine!r}; use one of {', '.join(get_args(EngineName))}"
+            f"unknown engine {engine!r}; use {choices_text(get_args(EngineName))}"
         )

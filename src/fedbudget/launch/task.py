@@ -1,7 +1,6 @@
-"""What is trained where nodes bring their own data: settings and the nodes' descriptions become a task for all, and of
-nodes that know their task a run is made.
+"""Runs with remote nodes: agree on a task from their descriptions, then prepare the run.
 
-Every engine whose nodes are elsewhere comes through here, whatever carries its messages.
+All engines with remote nodes (gRPC and Flower) use this file.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from fedbudget.arrays import Flags
 from fedbudget.budget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.budget.spending import CarefulSpending
-from fedbudget.data.agreement import classes_of_some
+from fedbudget.data.agreement import describe_uneven_classes
 from fedbudget.data.shards import Table
 from fedbudget.engines.remote.encodings import expected_bytes
 from fedbudget.engines.remote.engine import (
@@ -22,7 +21,7 @@ from fedbudget.engines.remote.engine import (
     RemoteNodes,
 )
 from fedbudget.engines.remote.members import OWN
-from fedbudget.engines.remote.round import believable_costs, evaluation_usage
+from fedbudget.engines.remote.round import capped_costs, evaluation_usage
 from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
 from fedbudget.errors import UserError, flag
 from fedbudget.launch.inputs import batch_of, build_model, with_batch_size, with_model
@@ -44,13 +43,13 @@ from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings.settings import Settings
 
 NODES = "nodes"
-"""The dataset of a run whose data nobody has seen as a whole."""
+"""Name of the dataset of a run whose data stays on its nodes."""
 
-
-_SEEDS = 5  # nodes that all others are compared with, to see with whom most agree
+_SEEDS = 5
+"""Nodes that all others are compared with, to find the majority."""
 
 _CLOSING = 0.05
-"""Seconds that it may take to close a round in time, on a busy machine."""
+"""Seconds reserved to close a round in time on a busy machine."""
 
 
 def agree_on_task(
@@ -61,11 +60,11 @@ def agree_on_task(
     *,
     names: Sequence[str] = (),
 ) -> tuple[Settings, Task, Model]:
-    """What is trained, from what the nodes have.
+    """Return completed settings, the task and the model for the data of the nodes.
 
     Args:
-      own: the model, where it is not one that goes by a name.
-      names: of the nodes, for errors.
+      own: custom model, if any.
+      names: names of the nodes, for errors.
     """
     samples = agree(descriptions, names, settings.classes)
     settings = with_model(settings, samples.empty(), own)
@@ -75,8 +74,8 @@ def agree_on_task(
     model = model_for(settings, samples, own)
     if method.private is not None and samples.features is not None:
         raise UserError(
-            "features are to be standardised by means that nodes tell, which a private run does not pay for: "
-            "switch `standardise` off at nodes (--no-standardise)"
+            "standardising features reveals their means, which the privacy budget does not "
+            "cover: switch `standardise` off at nodes (--no-standardise)"
         )
     if method.request.per_sample:
         require_per_sample(model)
@@ -102,9 +101,9 @@ def agree_on_task(
 
 
 def misfits(descriptions: Mapping[str, SamplesDescription]) -> dict[str, str]:
-    """Of nodes whose data do not go with those of most: why not; the aggregator's own data are right.
+    """Return why data differ from the majority, by node; those of the aggregator are right.
 
-    Raises `UserError` where it cannot be said whose do not, because no more than half go together.
+    Raises `UserError` if no more than half of the nodes agree.
     """
     names = list(descriptions)
     try:
@@ -112,11 +111,8 @@ def misfits(descriptions: Mapping[str, SamplesDescription]) -> dict[str, str]:
         return {}
     except UserError as error:
         disagreement = error
-    found = [
-        _misfits_with(seed, descriptions)
-        for seed in ([OWN] if OWN in names else names[:_SEEDS])
-    ]
-    fewest = min(found, key=len)
+    seeds = [OWN] if OWN in names else names[:_SEEDS]
+    fewest = min((_misfits_with(seed, descriptions) for seed in seeds), key=len)
     rest = {name: each for name, each in descriptions.items() if name not in fewest}
     if not fewest or (OWN not in names and 2 * len(fewest) >= len(names)):
         raise disagreement
@@ -138,13 +134,15 @@ def _misfits_with(
 
 
 def remarks_on(descriptions: Mapping[str, SamplesDescription]) -> tuple[str, ...]:
-    """What a person may want to know of the nodes' data before the start, in words."""
-    remark = classes_of_some({name: each.classes for name, each in descriptions.items()})
+    """Return remarks on the data of the nodes, for the user."""
+    remark = describe_uneven_classes(
+        {name: each.classes for name, each in descriptions.items()}
+    )
     return () if remark is None else (remark,)
 
 
 def _most_updates(controller: Controller) -> int:
-    """The largest τ that nodes must be ready for."""
+    """Return the largest τ that nodes must accept."""
     if isinstance(controller, FixedTau):
         return controller.tau
     return controller.tau_max if isinstance(controller, AdaptiveTau) else MOST_UPDATES
@@ -153,7 +151,7 @@ def _most_updates(controller: Controller) -> int:
 def model_for(
     settings: Settings, samples: SamplesDescription, own: Model | None = None
 ) -> Model:
-    """The settings' model, or a person's own, for samples like these; refuses a target that they have not."""
+    """Return the custom model or that of the settings; refuse a missing target."""
     dataset = samples.empty()
     model = own or build_model(settings, dataset)
     dataset.table(dataset.train, model.target)
@@ -161,14 +159,14 @@ def model_for(
 
 
 def compression_of(settings: Settings) -> Compression:
-    """How vectors are sent: where nothing is said, by what lines and budgets are, unless a run needs all bits."""
+    """Return how vectors are encoded; masks and noise need all bits."""
     if settings.secure_aggregation or is_private(settings):
         return "none"
     return settings.compress or "auto"
 
 
 def warm_up(model: Model, test: Table | None) -> None:
-    """Loads or compiles all that the aggregator computes with, so that no round waits for it."""
+    """Load or compile everything that the aggregator uses, before the first round."""
     sums.prepare()
     if test is not None:
         w = model.initial(0)
@@ -192,25 +190,24 @@ def prepare_remote(
     compressor: BroadcastCompressor | None = None,
     remarks: tuple[str, ...] = (),
 ) -> PreparedRun:
-    """A run with nodes that know their task, and have said what a trial round takes.
+    """Prepare a run with nodes that have their task and have made a trial round.
 
     Args:
-      settings: `nodes` is how many there are.
-      trials: what nodes have said of it.
-      delay: seconds that a round takes besides, as far as nodes cannot know.
-      test: samples to test on; where there are none, nodes are asked that have some.
-      resumed: where to go on from.
-      compressor: how vectors are sent, where they are sent with fewer bits.
-      remarks: on the nodes' data.
+      settings: `nodes` is the number of nodes.
+      trials: costs of the trial round of each node.
+      delay: seconds of a round that nodes cannot measure.
+      test: samples to test on; without them, nodes with test samples evaluate.
+      resumed: checkpoint to resume from.
+      compressor: encoder of vectors with fewer bits.
+      remarks: remarks on the data of the nodes.
     """
     assert settings.nodes is not None
     start: Any = resumed
-    trials, _ = believable_costs(trials, time=True)
+    trials, _ = capped_costs(trials, time=True)
     trial = round_usage(trials).delayed(delay)
     nodes_test = test is None and task.samples.test_samples > 0
-    nodes_test = (
-        nodes_test and method.private is None
-    )  # what nodes' test samples say tells of them
+    if method.private is not None:
+        nodes_test = False  # evaluations would reveal test samples
     if resumed is None:
         vectors = 2 if method.delta == "parameters" else 3
         wire_bytes = vectors * 4 * task.parameters * settings.nodes
@@ -238,6 +235,9 @@ def prepare_remote(
         quantize=quantize,
         statistics=model.statistics,
     )
+    participation = None
+    if settings.participation != 1:
+        participation = Participation(partial(_attendance, settings))
     engine = RemoteEngine(
         aggregator,
         nodes,
@@ -248,9 +248,7 @@ def prepare_remote(
         points=evaluation_points(settings) if nodes_test else None,
         evaluation_seconds=evaluation_usage(trials, 0).seconds if nodes_test else 0.0,
         compression=choice,
-        participation=None
-        if settings.participation == 1
-        else Participation(partial(_attendance, settings)),
+        participation=participation,
     )
     return PreparedRun(
         settings=settings,
@@ -268,7 +266,7 @@ def prepare_remote(
 
 
 def _attendance(settings: Settings) -> Iterator[Flags]:
-    """Who is asked in which round, as a simulated run would have it."""
+    """Draw who takes part in each round, as in a simulated run."""
     drawn = attendance(settings)
     assert drawn is not None
     return drawn
@@ -277,7 +275,7 @@ def _attendance(settings: Settings) -> Iterator[Flags]:
 def _evaluation_costs(
     meters: Meters, task: Task, trials: Sequence[NodeCosts]
 ) -> dict[str, float]:
-    """What it is thought to cost when all nodes say what w is worth on their test samples, by resource."""
+    """Return the expected cost of an evaluation by all nodes, per resource."""
     testing = sum(bool(each.evaluation) for each in trials)
     tally = expected_bytes(
         task.samples.test_samples // max(1, testing), len(task.samples.classes)

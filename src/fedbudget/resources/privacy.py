@@ -13,6 +13,7 @@ Where that is solved by halving, it is on the safe side: of ε the larger end, o
 """
 
 import math
+from functools import lru_cache
 from typing import ClassVar
 
 from fedbudget.errors import UserError
@@ -65,6 +66,7 @@ def delta_of(epsilon: float, rho: float) -> float:
     )
 
 
+@lru_cache(maxsize=4096)
 def epsilon_of(rho: float, delta: float) -> float:
     """ε at this δ of Gaussian mechanisms of ρ together.
 

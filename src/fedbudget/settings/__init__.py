@@ -1,0 +1,1 @@
+"""Settings of a run, and the options of aggregators and nodes."""

@@ -1,21 +1,21 @@
-"""Which settings do not go together, each of which is right by itself."""
+"""Combinations of settings that are refused, although each setting alone is valid."""
 
 from typing import Any
 
 from fedbudget.errors import UserError
 
 FEDERATED = ("accelerated", "frugal", "paper")
-"""The methods that have nodes and rounds."""
+"""Methods that have nodes and rounds."""
 
 
 def require_compatible(settings: Any) -> None:
-    """Refuses what cannot be had together: raises UserError.
+    """Raise UserError for an impossible combination.
 
     Args:
-      settings: of settings.py, which imports this.
+      settings: `Settings`, whose module imports this one.
     """
-    if len(set(settings.classes or ())) < len(settings.classes or ()):
-        raise UserError(f"`classes` has one twice: {', '.join(settings.classes or ())}")
+    if settings.classes and len(set(settings.classes)) < len(settings.classes):
+        raise UserError(f"`classes` contains a duplicate: {', '.join(settings.classes)}")
     if settings.partition is not None:
         from fedbudget.data.partition import Partition
 

@@ -1,9 +1,11 @@
-"""What an option is: declared once, as a field of a dataclass, with all that a command line, a file or Python needs.
+"""Options for command line, files and Python, each declared once as a field of a dataclass.
 
-    nodes: Count | None = option(None, "How many nodes.", "data", shown="5, or one per file")
+    nodes: Count | None = option(None, "How many nodes.", "data", shown="5, or one per
+      file")
 
-The field has the name and the type with its range; `option` gives the default, what is said about it, and who has it.
-Values are checked by msgspec against the type, wherever they come from; its errors are put into a person's words here.
+The field has the name, and the type with its range. `option` adds the default, the help
+text and the commands that have it. msgspec checks values against the type; error messages
+are written here.
 """
 
 import csv
@@ -38,31 +40,29 @@ Count = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[float, Meta(ge=0, le=_FINITE)]
 Positive = Annotated[float, Meta(gt=0, le=_FINITE)]
 Impute = Literal["mean", "median", "most-frequent"]
-"""What the missing cells of a column of numbers get; of a category it is always the most frequent."""
+"""Value for missing numbers; missing categories become the most frequent one."""
 
 Group = Literal[
     "most used", "data", "model", "budget", "method", "network", "output", "engine"
 ]
-"""What options belong to, in the order of help."""
+"""Groups of options, in the order of the help."""
 
 REQUIRED: Any = MISSING
-"""In place of the default of an option that must be given."""
+"""Default of an option that must be given."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is said about an option, and who has it.
+    """Help text and placement of an option.
 
-    Args:
-      help: what it means, in a sentence.
-      group: what it belongs to; None where a command has few options.
-      commands: those of the command line that have it; as its dataclass says when not given.
-      shown: the default as help shows it, where the field's own does not say it.
-      defaults: of commands where it is not the field's, by their name; Flower's run-config is `flower`.
-      helps: what it means in commands where it means something else.
-      values: what can be completed by a shell, besides what the type says; or what finds it from how it begins.
-      argument: whether it is a place on the command line, without a name.
-      commas: whether a text on the command line holds several, with commas between them; quotes keep one together.
+    Args: help: one sentence. group: group in the help; None for a command with few options.
+      commands: commands that have the option; `COMMANDS` of its dataclass by default.
+      shown: default as the help shows it, if the default of the field is not informative.
+      defaults: different defaults of some commands; Flower's run-config is `flower`. helps:
+      different help texts of some commands. values: values for shell completion, or a
+      function from a prefix to values; by default the words of the type. argument: whether
+      it is a positional argument of the command line. commas: whether one text on the
+      command line holds several values, separated by commas; quotes protect a comma.
     """
 
     help: str
@@ -83,7 +83,7 @@ def option(
     commands: Sequence[str] | None = None,
     **more: Any,
 ) -> T:
-    """A field of a dataclass, or an argument of a command, that is an option."""
+    """Declare a field of a dataclass, or an argument of a command, as an option."""
     declared: Any = field(
         default=default, metadata={"option": Option(help, group, commands, **more)}
     )
@@ -92,12 +92,12 @@ def option(
 
 @dataclass(frozen=True)
 class Declaration:
-    """One field of a dataclass of options.
+    """A declared option.
 
     Args:
-      kinds: the classes that its type is made of, without ranges, words and None.
-      words: the words that it may be.
-      commands: those that have it; all that have its dataclass when None.
+      kinds: classes in the union of its type, without ranges, words and None.
+      words: words that it accepts.
+      commands: commands that have it; None for all that have its dataclass.
     """
 
     name: str
@@ -113,14 +113,13 @@ class Declaration:
         return self.default is MISSING
 
     def within(self, command: str) -> bool:
-        """Whether a command has it."""
         return self.commands is None or command in self.commands
 
     def converted(self, value: object, *, text: bool = False) -> Any:
-        """The value as the type has it; what does not fit is refused.
+        """Convert a value to the type of the option, or refuse it.
 
         Args:
-          text: whether a text may stand for a number.
+          text: whether to parse numbers from texts.
         """
         if text and self.option.commas and isinstance(value, list | tuple):
             value = [
@@ -138,7 +137,7 @@ class Declaration:
             raise UserError(f"{wrong}; {hint}" if hint else wrong) from None
 
     def arguments(self, value: Any) -> list[str]:
-        """What a command line has for this value."""
+        """Return the command line arguments for a value."""
         if isinstance(value, bool):
             return [flag(self.name) if value else f"--no-{key(self.name)}"]
         values = list(value) if isinstance(value, tuple) else [value]
@@ -152,15 +151,15 @@ class Declaration:
 
     @property
     def expected(self) -> str:
-        """What fits, in words."""
+        """Description of accepted values."""
         from msgspec import inspect
 
         known = inspect.type_info(self.type)
         parts = known.types if isinstance(known, inspect.UnionType) else (known,)
-        return in_words([*self.words, *filter(None, map(_in_words, parts))])
+        return choices_text([*self.words, *filter(None, map(_type_text, parts))])
 
     def _plain(self, value: object) -> object:
-        """Numbers of other libraries as Python's, and a text with commas as a list."""
+        """Convert numbers of other libraries to Python's, and a comma list to a list."""
         if isinstance(value, str) and self.listed:
             parts = [part.strip() for part in value.split(",")]
             return parts if str not in self.kinds else _numbers(parts) or value
@@ -171,7 +170,7 @@ class Declaration:
 
 @cache
 def declarations(cls: type[Any]) -> Mapping[str, Declaration]:
-    """The options that a dataclass declares, by name, in its order."""
+    """Return the options of a dataclass by name, in the order of its fields."""
     hints = get_type_hints(cls, include_extras=True)
     commands = getattr(cls, "COMMANDS", None)
     return {
@@ -183,7 +182,12 @@ def declarations(cls: type[Any]) -> Mapping[str, Declaration]:
 def declared(
     name: str, hint: Any, of: Field[Any], commands: Sequence[str] | None = None
 ) -> Declaration:
-    """An option of this name and type, from what `option` gave."""
+    """Build the declaration of an option.
+
+    Args:
+      hint: its type.
+      of: the field that `option` returned.
+    """
     parts = _parts(hint)
     about = of.metadata["option"]
     words = tuple(
@@ -198,7 +202,7 @@ def declared(
 
 
 def _parts(hint: Any) -> list[Any]:
-    """What a union is made of, without what is annotated."""
+    """Return the members of a union, without annotations."""
     if get_origin(hint) is Annotated:
         return _parts(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
@@ -207,13 +211,13 @@ def _parts(hint: Any) -> list[Any]:
 
 
 def paths_from(start: str, *endings: str) -> list[str]:
-    """Files with such endings, and folders, whose path begins so: what a shell can complete."""
-    paths = sorted(glob(f"{escape(start)}*"))  # noqa: PTH207, what is typed may be absolute
+    """Return the files with these endings and the folders that complete a path."""
+    paths = sorted(glob(f"{escape(start)}*"))  # noqa: PTH207, the path may be absolute
     return [path for path in paths if path.endswith(endings) or Path(path).is_dir()]
 
 
 def _numbers(texts: Sequence[str]) -> list[float] | None:
-    """None where one of them is none."""
+    """Return None if one of the texts is not a number."""
     try:
         return [float(text) for text in texts]
     except ValueError:
@@ -228,18 +232,18 @@ def _number(value: object) -> object:
     return float(value) if isinstance(value, Real) else value
 
 
-def in_words(choices: Sequence[str]) -> str:
-    """
-    >>> in_words(["a"]), in_words(["a", "b", "c"])
+def choices_text(choices: Sequence[str]) -> str:
+    """Join alternatives.
+
+    >>> choices_text(["a"]), choices_text(["a", "b", "c"])
     ('a', 'a, b or c')
     """
-    return " or ".join(
-        [", ".join(choices[:-1]), choices[-1]] if len(choices) > 1 else choices
-    )
+    *first, last = choices
+    return f"{', '.join(first)} or {last}" if first else last
 
 
-def _in_words(known: Any) -> str:
-    """What a type, as msgspec describes it, takes; nothing for words, which are listed, and for None."""
+def _type_text(known: Any) -> str:
+    """Describe a type of msgspec; empty for words and for None."""
     from msgspec import inspect
 
     match known:
@@ -260,7 +264,8 @@ def _in_words(known: Any) -> str:
             number = "a whole number" if isinstance(known, inspect.IntType) else "a number"
             return f"{number} of {limits}" if limits else number
         case inspect.VarTupleType():
-            one, _, limits = _in_words(known.item_type).removeprefix("a ").partition(" of ")
+            item = _type_text(known.item_type).removeprefix("a ")
+            one, _, limits = item.partition(" of ")
             return f"a list of {one}s" + (f" of {limits}" if limits else "")
         case inspect.StrType():
             return "a text"
@@ -272,7 +277,7 @@ def _in_words(known: Any) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What is in a TOML file, unchecked."""
+    """Return the unchecked content of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

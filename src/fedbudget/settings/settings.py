@@ -1,15 +1,16 @@
-"""The settings of a run: all that is needed to repeat it, each declared once.
+"""Settings of a run: everything needed to repeat it, each declared once.
 
-The command line, TOML files, `fedbudget.train` and Flower's run-config are made from the fields of `Settings`: an
-option `--step-size` is the key `step-size` in a file and the argument `step_size` in Python. A new field, with its line
-in `SettingsOptions` (setting_types.py), is there in all of them. Values are checked when settings are made, each for
-itself by its type, and then together.
+The command line, TOML files, `fedbudget.train` and Flower's run-config are derived from the
+fields of `Settings`: the option `--step-size` is the key `step-size` in a file and the
+argument `step_size` in Python. To add a setting, add a field here and a line in
+`SettingsOptions` (types.py). Each value is checked against its type, then all together
+(compatibility.py).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tomli_w
 
@@ -45,7 +46,6 @@ from fedbudget.settings.types import (
     NoiseName,
     PrivacyUnit,
     Seed,
-    SettingsOptions,
     Share,
     Tau,
     UpdateName,
@@ -68,7 +68,7 @@ DATASETS = (
     "user-knowledge",
     *SMALL_DATASETS,
 )
-"""Names, known without loading what they are the names of."""
+"""Names of models and datasets, listed here so that help needs no imports."""
 
 
 _RUN = ("run",)
@@ -80,52 +80,55 @@ _DATA = (*_ONE_RUN, "compare", "join")
 
 @dataclass(frozen=True)
 class Settings:
-    """What to train, on what, with which budget, and how.
+    """Settings of a run: model, data, budget and method.
 
-    What a field means is said where it is declared, and by `fedbudget run --help`. Where None is the default, what is
-    taken instead depends on the other settings and on the data.
+    `fedbudget run --help` describes every field. A default of None means that the value
+    depends on the other settings and on the data.
     """
 
     COMMANDS: ClassVar = ("run", "serve", "local", "compare")
 
     model: str | None = option(
         None,
-        f"What is trained: {', '.join(MODELS)}, or your own: a Python file and a name in it, net.py:Net.",
+        f"Model to train: {', '.join(MODELS)}, or your own as FILE:NAME, such as "
+        "net.py:Net.",
         "most used",
         (*COMMANDS, "join"),
         shown="softmax for classes, linear for numbers",
         values=MODELS,
         helps={
-            "join": "What may be trained, such as your own model: a Python file and a name in it, net.py:Net."
+            "join": "Only model that this node trains: a name, or your own as FILE:NAME, "
+            "such as net.py:Net."
         },
     )
     dataset: str = option(
         "digits",
-        f"{', '.join(DATASETS)}, or a path: a .csv, a .npz, or a folder with one per node.",
+        f"Dataset: {', '.join(DATASETS)}, or the path of a .csv, a .npz, or a folder with "
+        "one file per node.",
         "most used",
         _DATA,
         values=lambda start: [*DATASETS, *paths_from(start, ".csv", ".npz")],
     )
     data_dir: str | None = option(
         None,
-        "Where datasets are looked for first.",
+        "Folder searched first for datasets.",
         "data",
         (*_DATA, "sweep", "reproduce", "evaluate"),
         shown="FEDBUDGET_DATA, then the cache folder",
     )
     target: str | None = option(
-        None, "The CSV column to predict.", "data", (*_DATA, "evaluate"), shown="the last"
+        None, "CSV column to predict.", "data", (*_DATA, "evaluate"), shown="the last"
     )
     drop: Names | None = option(
         None,
-        "CSV columns to leave out: id,date.",
+        "CSV columns to ignore, such as id,date.",
         "data",
         (*_DATA, "evaluate"),
         commas=True,
     )
     categorical: Names | None = option(
         None,
-        "CSV columns that are categories.",
+        "CSV columns with categories.",
         "data",
         _DATA,
         shown="text with few different values",
@@ -133,83 +136,92 @@ class Settings:
     )
     impute: Impute | None = option(
         None,
-        "What missing cells of a CSV get: mean, median or most-frequent; in categories always the most frequent.",
+        "Value for missing numbers in a CSV: mean, median or most-frequent; missing "
+        "categories become the most frequent one.",
         "data",
         _DATA,
-        shown="they are refused",
+        shown="missing cells are an error",
     )
     classes: Names | None = option(
         None,
-        "All classes that there are, in order: well,ill.",
+        "All classes in order, such as well,ill.",
         "data",
         _DATA,
-        shown="those found",
+        shown="those in the data",
         commas=True,
     )
     standardise: bool | None = option(
         None,
-        "Bring features to mean 0 and deviation 1.",
+        "Scale features to mean 0 and standard deviation 1.",
         "data",
         _DATA,
-        shown="those of a CSV",
+        shown="only for a CSV",
     )
     test_share: Fraction = option(
-        0.2, "Held out for testing; of a node's --data, only if given.", "data", _DATA
+        0.2,
+        "Fraction of samples held out for testing; for --data of a node 0 by default.",
+        "data",
+        _DATA,
     )
     train_samples: Count | None = option(
-        None, "Train on only so many samples, others for each seed.", "data", _DATA
+        None, "Number of training samples to draw, different for each seed.", "data", _DATA
     )
     test_samples: Count | None = option(
         None,
-        "Test on only so many samples, others for each seed.",
+        "Number of test samples to draw, different for each seed.",
         "data",
         (*_COMPARE, "local"),
     )
     nodes: Count | None = option(
         None,
-        "How many nodes.",
+        "Number of nodes.",
         "most used",
         shown="5, or one per file",
         defaults={"local": 5},
         helps={
-            "serve": "How many nodes to wait for before the first round.  [default: --min-nodes]",
-            "local": "How many node processes to start.  [default: 5]",
+            "serve": "Number of nodes to wait for before the first round.  "
+            "[default: --min-nodes]",
+            "local": "Number of node processes to start.  [default: 5]",
         },
     )
     partition: str | None = option(
         None,
-        "How data is spread: case:N, dirichlet:ALPHA, labels:K of each node, draw:SAMPLES or files.",
+        "Distribution of data over nodes: case:N, dirichlet:ALPHA, labels:K per node, "
+        "draw:SAMPLES or files.",
         "data",
         _DATA,
         shown="case:1, or files for a folder",
         helps={
-            "compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, labels:K, draw:N or files."
+            "compare": "With --rivals, distribution of data instead of --cases: case:N, "
+            "dirichlet:ALPHA, labels:K, draw:N or files."
         },
     )
     method: MethodName = option(
         "accelerated",
-        "accelerated (drift corrected, goes on where rounds agree on the way), frugal (drift corrected, τ by the "
-        "paper's bound), paper (to the letter), or a baseline: centralized or asynchronous gradient descent.",
+        "Method: accelerated (drift correction and adaptive momentum), frugal (drift "
+        "correction, τ from the paper's bound), paper (the paper's algorithm exactly), or "
+        "the baselines centralized and asynchronous gradient descent.",
         "most used",
     )
     drift_correction: bool | None = option(
-        None, "Correct local updates for drift.", "method", shown="as the method has it"
+        None, "Correct local updates for drift.", "method", shown="depends on --method"
     )
     delta: Delta | None = option(
         None,
         "Estimate δ from parameters or gradient.",
         "method",
-        shown="as the method has it",
+        shown="depends on --method",
     )
     tau: Tau = option(
         "adaptive",
-        "adaptive, or a fixed number of local updates per round (τ).",
+        "Local updates per round (τ): adaptive, or a fixed number.",
         "method",
         _ONE_RUN,
     )
     budget: tuple[str, ...] = option(
         ("time=15s",),
-        "What may be spent, once for each resource: time=15s, energy=500J, bytes=20MB, cpu=30s, money=0.40, privacy=4.",
+        "Limit of one resource, may be repeated: time=15s, energy=500J, bytes=20MB, "
+        "cpu=30s, money=0.40, privacy=4.",
         "most used",
     )
     privacy_delta: Chance | None = option(
@@ -217,185 +229,204 @@ class Settings:
     )
     privacy_noise: NoiseName | None = option(
         None,
-        "Where a privacy budget's noise is from: secret (this machine's own) or seeded (a run that can be repeated).",
+        "Noise of a privacy budget: secret (from the operating system) or seeded "
+        "(repeatable).",
         "budget",
         _COMPARE,
         shown="secret; simulated, seeded",
     )
     privacy_unit: PrivacyUnit | None = option(
         None,
-        "What a privacy budget protects: node (with all its samples) or sample (each).",
+        "Unit that a privacy budget protects: node (with all its samples) or sample.",
         "budget",
         shown="node",
     )
     costs: CostSource = option(
         "simulated",
-        "simulated (the paper's prototype) or measured (clocks and meters of the machines).",
+        "Cost of rounds: simulated (the paper's prototype) or measured (by clocks and "
+        "meters).",
         "budget",
         defaults=dict.fromkeys(("serve", "local", "flower"), "measured"),
     )
     aggregation_factor: Positive = option(
         1.0,
-        "How many times as long as the prototype's a simulated aggregation takes.",
+        "Simulated aggregation time, relative to the prototype.",
         "budget",
         _COMPARE,
     )
     speeds: tuple[float, ...] | str | None = option(
         None,
-        "How fast each simulated node makes local updates: 4,4,1,1,1, or drawn, lognormal:1.0.",
+        "Relative speed of each simulated node: a list such as 4,4,1,1,1, or "
+        "lognormal:1.0 to draw speeds.",
         "budget",
         (*_COMPARE, *_NETWORK),
-        shown="all alike; with asynchronous two of five are fast",
+        shown="equal; with asynchronous two of five are fast",
     )
     workload: WorkloadName | None = option(
         None,
-        "by-speed: where time is scarce, faster nodes make more local updates; equal: all make τ; by-data: in "
-        "proportion to its samples, τ at the node with the most, and all count alike (FedNova; simulated nodes).",
+        "Local updates of each node: by-speed (more on faster nodes if time is the "
+        "scarcest resource), equal (τ on all), or by-data (in proportion to samples, as "
+        "in FedNova; simulated nodes only).",
         "method",
-        shown="by-speed where τ is adaptive and drift corrected",
+        shown="by-speed with adaptive τ and drift correction",
     )
     participation: Chance = option(
-        1.0, "The chance of a node to be asked in a round.", "method"
+        1.0, "Probability that a node takes part in a round.", "method"
     )
     attack: AttackName | None = option(
         None,
-        "What some nodes do to the run: sign-flip, scale, noise or label-flip.",
+        "Simulated attack by some nodes: sign-flip, scale, noise or label-flip.",
         "method",
         _RUN,
-        shown="nothing",
+        shown="none",
     )
     attackers: Count | None = option(
-        None, "How many nodes attack.", "method", _RUN, shown="1"
+        None, "Number of attacking nodes.", "method", _RUN, shown="1"
     )
     batch_size: BatchSize | None = option(
-        None, "Samples in a mini-batch, or full.", "method", shown="100"
+        None, "Samples per mini-batch, or full.", "method", shown="100"
     )
     step_size: Eta | None = option(
-        None, "Step size η, or auto.", "method", shown="auto, or 0.01 with paper"
+        None, "Step size (η), or auto.", "method", shown="auto, or 0.01 with paper"
     )
     step_fall: Share | None = option(
         None,
-        "The share of the budget, at its end, over which a step size that is a number falls.",
+        "Final fraction of the budget over which a fixed step size decreases.",
         "method",
         shown="0",
     )
     update: UpdateName | None = option(
         None,
-        "How the nodes' mean moves the model: average, accelerate, or a published rule.",
+        "Update rule of the aggregator: average, accelerate, fedavgm, fedadam or fedyogi.",
         "method",
         shown="accelerate with method accelerated, else average",
     )
     combine: CombineName | None = option(
         None,
-        "How updates become one: mean, clipped, trimmed or median.",
+        "Combination of the updates of nodes: mean, clipped, trimmed or median.",
         "method",
         shown="mean; with serve clipped",
     )
     server_step_size: Positive | None = option(
         None,
-        "How far --update moves.",
+        "Step size of the update rule.",
         "method",
         shown="1 with fedavgm, 0.1 with fedadam and fedyogi",
     )
     server_momentum: Fraction | None = option(
         None,
-        "β of fedavgm, β₁ of fedadam and fedyogi.",
+        "Momentum of the update rule: β of accelerate and fedavgm, β₁ of fedadam and "
+        "fedyogi.",
         "method",
-        shown="0.9, and 0.8 with accelerate",
+        shown="0.95 with accelerate, else 0.9",
     )
     server_beta2: Fraction | None = option(
         None, "β₂ of fedadam and fedyogi.", "method", shown="0.99"
     )
     server_epsilon: Positive | None = option(
-        None, "ε of fedadam and fedyogi; larger is less adaptive.", "method", shown="0.001"
+        None,
+        "ε of fedadam and fedyogi; larger values adapt less.",
+        "method",
+        shown="0.001",
     )
     proximal: Positive | None = option(
-        None, "μ of FedProx, which holds updates near their start.", "method", shown="0"
+        None,
+        "μ of FedProx, which keeps local updates close to the global model.",
+        "method",
+        shown="0",
     )
     phi: Positive | None = option(
         None,
-        "Control parameter φ; larger gives smaller τ.",
+        "Control parameter φ; larger values lead to smaller τ.",
         "method",
         shown="0.0025 with drift correction; else 0.025, or 5e-5 for cnn",
     )
-    gamma: Gamma = option(10.0, "How many times the last τ the next may be.", "method")
-    tau_max: Count = option(100, "The largest τ.", "method")
-    seed: Seed = option(0, "Of everything random.", "method", (*_ONE_RUN, "join"))
+    gamma: Gamma = option(10.0, "Largest ratio of the next τ to the last.", "method")
+    tau_max: Count = option(100, "Largest τ.", "method")
+    seed: Seed = option(0, "Random seed.", "method", (*_ONE_RUN, "join"))
     rounds: Count | None = option(
-        None, "The most rounds to make, besides the budget.", "budget", _ONE_RUN
+        None, "Maximum number of rounds, in addition to the budget.", "budget", _ONE_RUN
     )
     until: tuple[str, ...] | None = option(
         None,
-        "End before the budget is spent, when a metric is there: accuracy=0.95 (or more, on test samples), loss=0.3 "
-        "(or less, on training samples), or a model's own on test samples; may be repeated: any one ends the run.",
+        "Target that stops the run early, may be repeated (the first one reached counts): "
+        "accuracy=0.95 (at least, on test samples), loss=0.3 (at most, on training "
+        "samples), or a metric of the model on test samples.",
         "budget",
         _ONE_RUN,
     )
     patience: Count | None = option(
         None,
-        "End when so many rounds were on average not 1 % better than as many before them: in accuracy where --until "
-        "has it, else in loss. Because of noise, take 20 or more.",
+        "Stop when N rounds improve the mean by less than 1 % over the N rounds before: of "
+        "accuracy if --until has it, else of loss. Use at least 20 because of noise.",
         "budget",
         _ONE_RUN,
-        shown="the budget is spent",
+        shown="off",
     )
     keep: Keep = option(
         "best-loss",
-        "Which parameters are the result: best-loss (on training samples), or best-on-test, of those that were looked "
-        "at; then the accuracy that is told is somewhat too good, because it was chosen by.",
+        "Parameters to return: best-loss (on training samples), or best-on-test, for "
+        "which the reported accuracy is optimistic: the same samples chose the parameters.",
         "output",
         _ONE_RUN,
     )
     evaluations: Count = option(
         50,
-        "At how many points of a run, at most, test samples are looked at; four times as many with --until or --keep "
-        "best-on-test.",
+        "Maximum number of evaluations on test samples; four times as many with --until or "
+        "--keep best-on-test.",
         "output",
         _ONE_RUN,
     )
-    clusters: Count = option(4, "Clusters of kmeans.", "model")
+    clusters: Count = option(4, "Number of clusters of kmeans.", "model")
     device: str = option(
         "auto",
-        "Where PyTorch computes: auto, cpu, cuda.",
+        "Device for PyTorch: auto, cpu or cuda.",
         "model",
         _DATA,
         values=("auto", "cpu", "cuda"),
     )
     min_nodes: Count | None = option(
-        None, "The fewest nodes to make a round with.", "network", _NETWORK, shown="1"
+        None, "Minimum number of nodes in a round.", "network", _NETWORK, shown="1"
     )
     round_timeout: Positive | None = option(
         None,
-        "Seconds until nodes that have not reported are left out of a round.",
+        "Seconds after which a round continues without nodes that have not reported.",
         "network",
         _NETWORK,
-        shown="from what rounds took",
+        shown="from the duration of past rounds",
     )
     compress: Compression | None = option(
         None,
-        "How parameters are sent: none, 16-bit, 8-bit, or auto.",
+        "Encoding of parameters: none, 16-bit, 8-bit or auto.",
         "network",
         shown="auto; simulated, none",
     )
     max_share: Chance | None = option(
         None,
-        "The most of the average that one node may be.",
+        "Largest weight of one node in the average.",
         "network",
         _NETWORK,
-        shown="0.5, of three or more",
+        shown="0.5 with three or more nodes",
     )
     secure_aggregation: bool | None = option(
-        None, "Mask reports: only their sum can be read.", "network", _NETWORK
+        None,
+        "Mask reports, so that the aggregator can read only their sum.",
+        "network",
+        _NETWORK,
     )
     secure_threshold: Most | None = option(
-        None, "Share of a group that opens a sum.", "network", _NETWORK, shown="2/3"
+        None,
+        "Fraction of a group of nodes needed to open a masked sum.",
+        "network",
+        _NETWORK,
+        shown="2/3",
     )
-    watts: NotNegative = option(5.0, "Power of a node, for energy.", "budget")
+    watts: NotNegative = option(5.0, "Power of a node in watts, for energy.", "budget")
     joules_per_byte: NotNegative = option(
-        1e-6, "Energy of sending a byte.", "budget", shown="1e-6"
+        1e-6, "Energy to send one byte, in joules.", "budget", shown="1e-6"
     )
-    price_per_hour: NotNegative = option(0.1, "Of a node, for money.", "budget")
-    price_per_gigabyte: NotNegative = option(0.1, "Of sending, for money.", "budget")
+    price_per_hour: NotNegative = option(0.1, "Price of a node per hour.", "budget")
+    price_per_gigabyte: NotNegative = option(0.1, "Price to send one gigabyte.", "budget")
 
     def __post_init__(self) -> None:
         for name, declared in declarations(Settings).items():
@@ -411,7 +442,7 @@ class Settings:
         return Budget.parse(self.budget)
 
     def table_options(self) -> "TableOptions":
-        """What is said of tables."""
+        """Return how tables are read."""
         from fedbudget.data.tables import TableOptions
 
         return TableOptions(
@@ -431,27 +462,26 @@ class Settings:
         task: str | None = None,
         config: Path | None = None,
         case: int | None = None,
-        defaults: Mapping[str, Any] | None = None,
+        command: str = "run",
     ) -> "Settings":
-        """Settings from what was given and, below that, from a task or a file, and below that, from defaults.
+        """Merge given values, a task or file, and the defaults of a command, in this order.
 
         Args:
-          given: by the names of fields.
+          given: values by the names of fields.
           case: short for the partition `case:N`.
-          defaults: where they are not those of `Settings`.
         """
         if task is not None and config is not None:
             raise UserError(
-                "give `task` or `config`, not both; fedbudget tasks NAME prints a task's settings as a file"
+                "give `task` or `config`, not both; fedbudget tasks NAME prints a task as "
+                "a file"
             )
         if case is not None:
             if "partition" in given:
                 raise UserError("give `case` or `partition`, not both")
             given = {**given, "partition": f"case:{case}"}
-        file = tasks.path(task) if task is not None else config
-        return cls(
-            **{**(defaults or {}), **({} if file is None else cls.from_toml(file)), **given}
-        )
+        file = config if task is None else tasks.path(task)
+        from_file = {} if file is None else cls.from_toml(file)
+        return cls(**{**defaults_of(command), **from_file, **given})
 
     @classmethod
     def from_python(
@@ -461,38 +491,17 @@ class Settings:
         task: str | None = None,
         config: Path | None = None,
         case: int | None = None,
-        model: str | None = None,
-        dataset: str | None = None,
-        budget: str | Sequence[str] | None = None,
-        until: str | Sequence[str] | None = None,
-        step_size: float | str | None = None,
-        update: str | None = None,
-        **options: Unpack[SettingsOptions],
+        **options: Any,
     ) -> "Settings":
-        """Settings from the arguments of `fedbudget.train`, or of the function that does what a command does."""
+        """Merge arguments of `fedbudget.train` like `combined`; refuse unknown names."""
         for name in options:
             if name not in declarations(Settings):
                 raise unknown("argument", name, [*declarations(Settings), "task", "case"])
-        more = {
-            "model": model,
-            "dataset": dataset,
-            "budget": budget,
-            "until": until,
-            "step_size": step_size,
-        }
-        given = {
-            name: value
-            for name, value in {**more, "update": update}.items()
-            if value is not None
-        }
-        defaults = defaults_of(command)
-        return cls.combined(
-            {**options, **given}, task=task, config=config, case=case, defaults=defaults
-        )
+        return cls.combined(options, task=task, config=config, case=case, command=command)
 
     @classmethod
     def from_toml(cls, path: Path) -> dict[str, Any]:
-        """The settings in a file, checked key by key, to be completed by others."""
+        """Return the settings in a file, checked key by key, without defaults."""
         return read_settings(read_toml(path), str(path))
 
     def to_toml(self) -> str:
@@ -504,11 +513,11 @@ class Settings:
 def read_settings(
     values: Mapping[str, Any], where: str, also: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The settings among the keys of a file, as fields; errors speak of keys, and say where they are.
+    """Convert the keys of a file to fields; errors name the key and its place.
 
     Args:
-      where: the file, or the part of one.
-      also: other keys that there may be, which are left to the caller.
+      where: the file, or a section of one.
+      also: other allowed keys, which the caller reads.
     """
     require_keys(values, where, also)
     known = {key(name): declared for name, declared in declarations(Settings).items()}
@@ -523,7 +532,7 @@ def read_settings(
 
 
 def require_keys(names: Iterable[str], where: str, also: Iterable[str] = ()) -> None:
-    """Refuses a key that is neither a setting's nor one of `also`."""
+    """Refuse a key that is neither a setting nor in `also`."""
     known = [*map(key, declarations(Settings)), *also]
     for name in names:
         if name not in known:
@@ -533,10 +542,9 @@ def require_keys(names: Iterable[str], where: str, also: Iterable[str] = ()) -> 
 
 
 def defaults_of(command: str) -> dict[str, Any]:
-    """What a command takes where nothing is given, where that is not the field's default."""
-    by_name = {
-        name: declared.option.defaults for name, declared in declarations(Settings).items()
-    }
+    """Return the defaults that differ from those of `Settings` for a command."""
     return {
-        name: defaults[command] for name, defaults in by_name.items() if command in defaults
+        name: declared.option.defaults[command]
+        for name, declared in declarations(Settings).items()
+        if command in declared.option.defaults
     }

@@ -1,4 +1,4 @@
-"""The types of settings; and settings as the arguments of a function, for editors and type checkers."""
+"""Types of settings, and settings as keyword arguments for type checkers."""
 
 from typing import Annotated, Literal, TypedDict
 
@@ -33,7 +33,10 @@ Names = tuple[str, ...]
 
 
 class SettingsOptions(TypedDict, total=False):
-    """The fields of `Settings` as arguments; model, dataset, budget, until, step size and update take more."""
+    """Fields of `Settings` as arguments, without those that `train` widens.
+
+    These are model, dataset, budget, until, step_size, update and combine.
+    """
 
     data_dir: str | None
     target: str | None

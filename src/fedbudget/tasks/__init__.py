@@ -1,4 +1,4 @@
-"""The paper's tasks, each a TOML file of settings that can be copied and changed."""
+"""Predefined tasks, most of them from the paper: TOML files of settings."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ _FOLDER = Path(__file__).parent
 
 
 def names() -> Sequence[str]:
-    """All tasks, in alphabetical order.
+    """Return all tasks in alphabetical order.
 
     >>> "svm-sgd-mnist" in names()
     True
@@ -18,12 +18,12 @@ def names() -> Sequence[str]:
 
 
 def path(name: str) -> Path:
-    """The file of a task."""
+    """Return the file of a task."""
     if name not in names():
         raise unknown("task", name, names())
     return _FOLDER / f"{name}.toml"
 
 
 def title(name: str) -> str:
-    """What a task is, from the first line of its file."""
+    """Return the description of a task, the first line of its file."""
     return path(name).read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedbudget.engines.grpc.admission import AUDIT, AuditLog
-from fedbudget.launch.monitoring import log_handler, teller
+from fedbudget.launch.logs import log_handler, node_log
 from fedbudget.settings.network import LogOptions
 
 LOG = logging.getLogger("fedbudget.tried")
@@ -98,7 +98,7 @@ def test_logs_have_no_control_characters(
         AuditLog(LOG).record(
             "dropped", "n1", "ipv4:192.0.2.1:40000", "a \x1b]0;title\x07 text\r"
         )
-        teller(LogOptions(log_format=form))("n1", "bell\x07")
+        node_log(LogOptions(log_format=form))("n1", "bell\x07")
     finally:
         LOG.removeHandler(handler)
     shown = capsys.readouterr().err
