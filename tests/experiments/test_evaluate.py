@@ -176,7 +176,7 @@ def test_samples_of_a_python_file_keep_the_class_numbers_of_training(
 
 @pytest.fixture(scope="module")
 def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of a module that was given from Python, and a file that has the like."""
+    """A folder with a run of a module that was passed from Python, and a file that has the like."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "nets.py").write_text(
         "from torch import nn\n"
@@ -217,7 +217,7 @@ def test_a_module_that_was_given_from_python_is_given_again(
     [
         (
             ("digits",),
-            "has a model that was given from Python, sequential: give it again, as --model; a file and",
+            "has a model that was passed from Python, sequential: pass it again, as --model, or its file and name",
         ),
         (
             ("digits", "--model", "nets.py:wide"),
@@ -250,7 +250,7 @@ def test_a_model_that_was_given_from_python_is_said_to_be(tmp_path: Path) -> Non
     )
     x, y = np.ones((9, 2), np.float32), np.ones(9)
     fedbudget.train(model=model, shards=[(x, y)], budget="time=1s", out=tmp_path / "run")
-    with pytest.raises(UserError, match="has a model that was given from Python"):
+    with pytest.raises(UserError, match="has a model that was passed from Python"):
         evaluate(Run.open(tmp_path / "run"), "digits")
-    with pytest.raises(UserError, match="has a model that was given from Python"):
+    with pytest.raises(UserError, match="has a model that was passed from Python"):
         fedbudget.train(shards=[(x, y)], resume=tmp_path / "run", budget="time=+1s")

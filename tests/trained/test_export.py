@@ -10,7 +10,7 @@ from torch import nn
 import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.models import TorchModel
-from fedbudget.trained.formats import ExportFormat
+from fedbudget.trained import ExportFormat
 
 SHORT: dict[str, Any] = {"rounds": 2, "budget": "time=1h", "batch_size": "full"}
 X = np.random.default_rng(0).normal(0, 1, (40, 3)).astype(np.float32)
@@ -43,7 +43,7 @@ def test_a_column_with_the_name_of_an_output_is_told(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("prediction,b,y\n" + "1.5,2,a\n0.5,1,b\n" * 20)
     model = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=1, **SHORT).model
     with pytest.raises(
-        UserError, match="a column is called prediction, as an output of the graph is"
+        UserError, match="column prediction has the name of an output of the graph"
     ):
         fedbudget.export(model, "onnx", tmp_path / "m.onnx")
     assert not (tmp_path / "m.onnx").exists()
@@ -54,7 +54,7 @@ def test_python_code_cannot_be_exported(tmp_path: Path, to: ExportFormat) -> Non
     own = fedbudget.FunctionModel(lambda w, x, y: (float(w @ w), 2 * w), initial=np.ones(2))
     with pytest.raises(
         UserError,
-        match="is Python code, which cannot be exported; its tensors can, to numpy",
+        match="is Python code, which cannot be exported; export its tensors to numpy",
     ):
         fedbudget.export(trained(own), to, tmp_path / "m")
     fedbudget.export(trained(own), "numpy", tmp_path / "m.npz")
@@ -71,7 +71,7 @@ def test_statistics_that_are_the_nodes_own_are_not_made_up(tmp_path: Path) -> No
 
 def test_samples_that_are_no_arrays_have_no_shape_to_export_for(tmp_path: Path) -> None:
     model = trained(nn.Linear(3, 2), list(zip(X, Y.tolist(), strict=True)))
-    with pytest.raises(UserError, match="was trained on samples that are no arrays"):
+    with pytest.raises(UserError, match="was trained on samples that are not arrays"):
         fedbudget.export(model, "onnx", tmp_path / "m.onnx")
 
 

@@ -81,7 +81,7 @@ class TestPredict:
         assert result.model.name == "linear"
         np.testing.assert_allclose(result.model.predict(x), price, rtol=1e-3)
         with pytest.raises(
-            UserError, match="linear has no probabilities: it gives no scores of classes"
+            UserError, match="linear has no probabilities: it returns no scores of classes"
         ):
             result.model.predict_proba(x)
 
@@ -128,7 +128,7 @@ class TestPredict:
 
         x = np.ones((9, 2), np.float32)
         silent = fedbudget.FunctionModel(mean_of_data, initial=np.zeros(2), target="none")
-        with pytest.raises(UserError, match="does not say what it predicts"):
+        with pytest.raises(UserError, match="has no predictions"):
             fedbudget.train(
                 model=silent, shards=[(x, None)], rounds=1, budget="time=1h"
             ).model.predict(x)
@@ -146,12 +146,12 @@ class TestPredict:
     @pytest.mark.parametrize(
         ("x", "wrong"),
         [
-            (np.zeros((3, 63)), "x has 63 features, and the model was trained on 64"),
+            (np.zeros((3, 63)), "x has 63 features, but the model was trained on 64"),
             (np.zeros(64), r"must be \[samples, ...\], not of shape \(64,\)"),
             (np.full((1, 64), np.nan), "is not finite"),
             (
                 np.full((1, 64), 0.5),
-                "trained on whole numbers, such as pixels of 0 to 16, .*; x has 0.5",
+                "trained on integers, such as pixels of 0 to 16, .*; x has 0.5",
             ),
         ],
     )
@@ -196,7 +196,7 @@ class TestLoad:
         )
         with pytest.raises(
             UserError,
-            match="that was given from Python, own-linear: give it again, as model",
+            match="that was passed from Python, own-linear: pass it again, as model",
         ):
             fedbudget.load(tmp_path / "run")
         expected = fedbudget.load(tmp_path / "run", model=nn.Linear(2, 2)).outputs(x)

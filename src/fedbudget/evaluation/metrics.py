@@ -1,15 +1,18 @@
-"""What a w is worth on samples, as sums: those of several nodes add up, and all metrics follow from them.
+"""Metrics of a model on samples, computed from sums that can be added over nodes.
 
-Rules here:
-- No sample is in a tally: of classes there are counts and histograms of scores, of real targets sums over samples.
-- Counts are whole numbers, and sums are added by `math.fsum`, which rounds once: tallies give the same total to the bit
-  in whatever order they come.
-- Metrics are those of scikit-learn on all samples together. The area under the ROC curve (AUC) is that of scores in
-  `BINS` bins, where two samples in one bin count as half right: it is off by half the share of such pairs at most
-  (`auc_resolution`). Bins are of equal width in z / (2 + |z|), z a score or the log-odds of a class: order is all that
-  counts, and so there are bins for probabilities next to 0 and 1 too.
-- A model's own metrics are functions of many samples, and nobody knows how they add up: over nodes they are means,
-  weighted by samples.
+Rules:
+
+- A tally contains no samples: counts and histograms of scores for classes, sums over
+  samples for real targets.
+- Counts are integers, and `math.fsum` adds sums with one rounding. The total has the same
+  bits in any order of the tallies.
+- Metrics are those of scikit-learn on all samples together. The area under the ROC curve
+  (AUC) uses scores in `BINS` bins, and a pair of samples in one bin counts as half right.
+  Its error is at most half the fraction of such pairs (`auc_resolution`). Bins have equal
+  width in z / (2 + |z|), where z is a score or the log-odds of a class. Only the order of
+  scores matters, so probabilities near 0 and 1 have bins of their own.
+- A model's own metrics are functions of all samples and do not add up. Over nodes they are
+  means, weighted by samples.
 """
 
 import math
@@ -26,26 +29,37 @@ from fedbudget.models.base import Model, Targets, loss_over
 from fedbudget.models.own import FunctionModel
 
 BINS = 1000
+"""Bins of a histogram of scores."""
+
 MOST_SCORED = 100
-"""Classes, above which there are no histograms of scores, and so no AUC: they would be larger than many models."""
+"""Most classes with histograms of scores, and so with an AUC. More would exceed many
+models."""
 
 SHARES = ("accuracy", "balanced_accuracy", "f1", "f1_binary", "auc")
-"""Metrics of classes: 1 is the best. `f1` is the mean over classes, `f1_binary` that of the second of two classes."""
+"""Metrics of classes; 1 is the best. `f1` is the mean over classes, `f1_binary` is for the
+second of two classes."""
 
 ERRORS = ("rmse", "mae", "r2")
-"""Metrics of real targets, in the target's own units but for R²."""
+"""Metrics of real targets, in the unit of the target except R²."""
 
-_MOST_CLASSES = 1000  # that may be counted by a number which a function gives
+_MOST_CLASSES = 1000
+"""Classes of a `FunctionModel`, at most. It predicts class numbers."""
+
+_REAL = ("real", "raw", "auto")
+"""Values of `Model.target` with which y can be a real number."""
 
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Of samples whose targets are classes.
+    """Counts for samples with classes.
 
     Args:
-      actual, predicted, right: how many samples are of each class, are taken for one, and are rightly so, [classes].
-      scores: for each class, how many samples of others and of it have a score in each bin, [classes, 2, bins]; of two
-        classes only for the second. None where there are no scores.
+      actual: samples of each class, [classes].
+      predicted: predictions of each class, [classes].
+      right: correct predictions of each class, [classes].
+      scores: for each class, histograms of its score over samples of other classes and
+        over its own samples, [classes, 2, bins]. With two classes, only the second has
+        them. None if there are no scores.
     """
 
     actual: Int64
@@ -57,16 +71,15 @@ class ClassCounts:
     def of(
         cls, actual: Int64, predicted: Int64, classes: int, scores: Float64 | None = None
     ) -> "ClassCounts":
-        """
+        """Count predictions.
+
         Args:
-          actual, predicted: class numbers, [samples]; one that is no class's counts as wrong.
-          scores: of each class, or of the second of two, [samples, classes].
+          actual, predicted: class numbers, [samples]. Unknown predicted numbers count as
+            wrong.
+          classes: number of classes.
+          scores: scores of each class, or of the second of two, [samples, classes].
         """
         known = predicted[(predicted >= 0) & (predicted < classes)]
-        counts = [
-            np.bincount(each, minlength=classes)
-            for each in (actual, known, actual[actual == predicted])
-        ]
         histograms = None
         if scores is not None and classes <= MOST_SCORED:
             numbers = [1] if scores.shape[1] == 1 else range(classes)
@@ -74,26 +87,24 @@ class ClassCounts:
             histograms = np.stack(
                 [_histograms(column, actual == number) for number, column in columns]
             )
-        return cls(counts[0], counts[1], counts[2], histograms)
+        return cls(
+            np.bincount(actual, minlength=classes),
+            np.bincount(known, minlength=classes),
+            np.bincount(actual[actual == predicted], minlength=classes),
+            histograms,
+        )
 
     @classmethod
     def total(cls, parts: "Sequence[ClassCounts]") -> "ClassCounts":
-        classes = max(len(part.actual) for part in parts)
-
-        def add(name: str) -> Int64:
-            rows: list[Int64] = [getattr(part, name) for part in parts]
-            return np.asarray(
-                sum(np.pad(row, (0, classes - len(row))) for row in rows), np.int64
-            )
-
+        """Add counts. Histograms remain if all parts have the same classes."""
+        total = np.zeros((3, max(len(part.actual) for part in parts)), np.int64)
+        for part in parts:
+            counts = (part.actual, part.predicted, part.right)
+            total[:, : len(part.actual)] += np.stack(counts)
         scores = [part.scores for part in parts if part.scores is not None]
         alike = len(scores) == len(parts) and len({each.shape for each in scores}) == 1
-        return cls(
-            add("actual"),
-            add("predicted"),
-            add("right"),
-            np.sum(scores, axis=0) if alike else None,
-        )
+        histograms = np.sum(scores, axis=0) if alike else None
+        return cls(total[0], total[1], total[2], histograms)
 
     @property
     def accuracy(self) -> float:
@@ -101,47 +112,46 @@ class ClassCounts:
 
     @property
     def majority(self) -> float:
-        """The accuracy of whoever takes every sample for one of the most frequent class."""
+        """Accuracy of a constant prediction of the most frequent class."""
         return int(self.actual.max()) / int(self.actual.sum())
 
     @property
     def auc_resolution(self) -> float:
-        """By how much the AUC may be off, because scores are in bins."""
-        shared = [
-            np.dot(*_float(pair)) / np.prod(_float(pair).sum(axis=1)) for pair in self._both
-        ]
+        """Largest error of the AUC, due to the bins."""
+        pairs = self._complete_histograms
+        shared = [np.dot(*pair) / np.prod(pair.sum(axis=1)) for pair in pairs]
         return 0.5 * float(np.mean(shared)) if shared else 0.0
 
     def metrics(self) -> dict[str, float]:
-        there = self.actual > 0
+        """Compute the metrics of classes by name."""
         either = (self.actual + self.predicted) > 0
         with np.errstate(divide="ignore", invalid="ignore"):
             recall = self.right / self.actual
             f1 = 2 * self.right / (self.actual + self.predicted)
-        found = {
+        metrics = {
             "accuracy": self.accuracy,
-            "balanced_accuracy": float(recall[there].mean()),
+            "balanced_accuracy": float(recall[self.actual > 0].mean()),
+            "f1": float(f1[either].mean()),
         }
-        found["f1"] = float(f1[either].mean())
         if len(self.actual) == 2:
-            found["f1_binary"] = float(f1[1]) if either[1] else 0.0
-        if self._both:
-            found["auc"] = float(np.mean([_area(*_float(pair)) for pair in self._both]))
-        return found
+            metrics["f1_binary"] = float(f1[1]) if either[1] else 0.0
+        pairs = self._complete_histograms
+        if pairs:
+            metrics["auc"] = float(np.mean([_area(*pair) for pair in pairs]))
+        return metrics
 
     @property
-    def _both(self) -> list[Int64]:
-        """The histograms of classes that there are samples of, and of others; [2, bins] each."""
-        return (
-            []
-            if self.scores is None
-            else [pair for pair in self.scores if pair.any(axis=1).all()]
-        )
+    def _complete_histograms(self) -> list[Float64]:
+        """Histograms [2, bins] of the classes that some samples have and others do not."""
+        if self.scores is None:
+            return []
+        complete = [pair for pair in self.scores if pair.any(axis=1).all()]
+        return [pair.astype(np.float64) for pair in complete]
 
 
 @dataclass(frozen=True)
 class ErrorSums:
-    """Of samples with real targets y, in their own units; e is the error of a prediction.
+    """Sums for samples with real targets y, in their unit; e is the error of a prediction.
 
     Args:
       targets: Σ y.
@@ -156,6 +166,7 @@ class ErrorSums:
 
     @classmethod
     def of(cls, y: Float64, predicted: Float64) -> "ErrorSums":
+        """Sum over samples, [samples]."""
         errors = predicted - y
         spread = float(np.square(y - y.mean()).sum())
         return cls(
@@ -167,6 +178,7 @@ class ErrorSums:
 
     @classmethod
     def total(cls, parts: "Sequence[ErrorSums]", samples: Sequence[int]) -> "ErrorSums":
+        """Add sums of parts with these numbers of samples."""
         targets = math.fsum(part.targets for part in parts)
         mean = targets / sum(samples)
         between = [
@@ -181,18 +193,25 @@ class ErrorSums:
         )
 
     def metrics(self, samples: int) -> dict[str, float]:
-        found = {"rmse": math.sqrt(self.squared / samples), "mae": self.absolute / samples}
-        return found if not self.spread else {**found, "r2": 1 - self.squared / self.spread}
+        """Compute the metrics of real targets by name."""
+        metrics = {
+            "rmse": math.sqrt(self.squared / samples),
+            "mae": self.absolute / samples,
+        }
+        if self.spread:
+            metrics["r2"] = 1 - self.squared / self.spread
+        return metrics
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What a w is worth on some samples.
+    """Sums of one w on some samples.
 
     Args:
-      samples: how many.
-      loss: their mean.
-      classes, errors: where targets are classes, and where they are real numbers.
+      samples: number of samples.
+      loss: mean loss.
+      classes: counts, if targets are classes.
+      errors: sums, if targets are real numbers.
       own: the model's own metrics.
     """
 
@@ -206,37 +225,32 @@ class Tally:
     def of(
         cls, model: Model, w: Float32, table: Table, units: Standardization | None = None
     ) -> "Tally":
-        """
+        """Evaluate w on a table.
+
         Args:
-          units: how real targets were standardised, if they were.
+          model: the model.
+          w: its parameters, [parameters].
+          table: the samples.
+          units: standardisation of real targets, if they were standardised.
         """
-        samples = len(table)
+        classes = None
         errors = None
-        with np.errstate(
-            over="ignore", invalid="ignore", divide="ignore"
-        ):  # of a w that has diverged
+        # A diverged w has infinite outputs.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             outputs, y = _outputs_and_targets(model, w, table)
-            classes = None if outputs is None else _class_counts(model, table, outputs, y)
-            if (
-                outputs is not None
-                and classes is None
-                and outputs.shape[1] == 1
-                and model.target in _REAL
-            ):
-                errors = ErrorSums.of(
-                    *(_in_units(model, units, values) for values in (y, outputs[:, 0]))
-                )
-        return cls(
-            samples,
-            loss_over(model, w, table),
-            classes,
-            errors,
-            dict(model.metrics(w, table)),
-        )
+            if outputs is not None:
+                classes = _class_counts(model, table, outputs, y)
+                real = outputs.shape[1] == 1 and model.target in _REAL
+                if classes is None and real:
+                    actual = _in_units(model, units, y)
+                    predicted = _in_units(model, units, outputs[:, 0])
+                    errors = ErrorSums.of(actual, predicted)
+        loss = loss_over(model, w, table)
+        return cls(len(table), loss, classes, errors, dict(model.metrics(w, table)))
 
     @classmethod
     def total(cls, parts: "Sequence[Tally]") -> "Tally":
-        """Of all samples of several tallies of one w."""
+        """Combine tallies of the same w."""
         if len(parts) == 1:
             return parts[0]
         samples = [part.samples for part in parts]
@@ -256,28 +270,34 @@ class Tally:
         )
 
     def metrics(self) -> dict[str, float]:
-        """By name, those of classes or of real targets first; one of the model's own takes the place of another."""
-        found = {} if self.classes is None else self.classes.metrics()
-        found |= {} if self.errors is None else self.errors.metrics(self.samples)
-        found |= self.own
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        """Compute all metrics by name.
+
+        The model's own metrics replace others of the same name.
+        """
+        metrics = {} if self.classes is None else self.classes.metrics()
+        if self.errors is not None:
+            metrics |= self.errors.metrics(self.samples)
+        metrics |= self.own
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def to_beat(self) -> dict[str, float]:
-        """What is reached without learning anything of the features: the accuracy of whoever always says the most
-        frequent class, or the RMSE of whoever always says the mean.
+        """Return the metric of a constant prediction, as a baseline.
+
+        The baseline is the accuracy of the most frequent class, or the RMSE of the mean.
         """
         if self.classes is not None:
             return {"accuracy": self.classes.majority}
-        return (
-            {}
-            if self.errors is None
-            else {"rmse": math.sqrt(self.errors.spread / self.samples)}
-        )
+        if self.errors is not None:
+            return {"rmse": math.sqrt(self.errors.spread / self.samples)}
+        return {}
 
 
 def spread(parts: Sequence[Tally]) -> dict[str, float]:
-    """How far nodes are apart in accuracy, or in RMSE where targets are real: the worst of them, the one that a tenth
-    of nodes are worse than, and the one in the middle, with how many they are; nothing of what has neither.
+    """Return the spread of the nodes' accuracies, or of their RMSE for real targets.
+
+    Returns:
+      The number of nodes, the worst value, the 10 % quantile and the median. Empty if the
+      nodes have neither metric.
     """
     accuracies = [part.classes.accuracy for part in parts if part.classes is not None]
     errors = [
@@ -288,30 +308,31 @@ def spread(parts: Sequence[Tally]) -> dict[str, float]:
     values = [*accuracies, *(-error for error in errors)]
     if not values or not np.isfinite(values).all():
         return {}
-    found = np.abs(np.quantile(values, [0.0, 0.1, 0.5])).tolist()
-    return {
-        "nodes": len(values),
-        **dict(zip(("worst", "tenth", "median"), found, strict=True)),
-    }
-
-
-_REAL = ("real", "raw", "auto")
+    worst, tenth, median = np.abs(np.quantile(values, [0.0, 0.1, 0.5])).tolist()
+    return {"nodes": len(values), "worst": worst, "tenth": tenth, "median": median}
 
 
 def metric_names(model: Model, *, classes: bool) -> tuple[str, ...]:
-    """What the metrics of a tally may be, before there is one."""
+    """Return the metrics that a tally of this model may have.
+
+    Args:
+      model: the model.
+      classes: whether the data has classes.
+    """
     own = getattr(model, "own_metrics", ())
-    if model.target in ("binary", "classes") or (
-        model.target in ("auto", "raw") and classes
-    ):
+    either = model.target in ("auto", "raw")
+    if model.target in ("binary", "classes") or (either and classes):
         return (*SHARES, *own)
-    return (*(ERRORS if model.target in _REAL else ()), *own)
+    return (*ERRORS, *own) if model.target in _REAL else own
 
 
 def _outputs_and_targets(
     model: Model, w: Float32, table: Table
 ) -> tuple[Float32 | None, Targets]:
-    """A model that is all of a person's own need not tell targets: they are the table's."""
+    """Return outputs and targets.
+
+    Models without their own targets use those of the table.
+    """
     both = getattr(model, "outputs_and_targets", None)
     return (model.outputs(w, table), table.y) if both is None else both(w, table)
 
@@ -319,44 +340,36 @@ def _outputs_and_targets(
 def _class_counts(
     model: Model, table: Table, outputs: Float32, y: Targets
 ) -> ClassCounts | None:
-    """None where targets are no classes, or nobody knows which class an output means."""
+    """Count predictions; None if targets or outputs are not classes."""
     scores = outputs.astype(np.float64)
     if model.target == "binary" and outputs.shape[1] == 1:
+        signs = (scores[:, 0] >= 0).astype(np.int64)
         known = None if isinstance(model, FunctionModel) else scores
-        return ClassCounts.of(
-            (y > 0).astype(np.int64), (scores[:, 0] >= 0).astype(np.int64), 2, known
-        )
-    classes = table.labels and (
-        model.target in ("classes", "raw") or np.issubdtype(y.dtype, np.integer)
-    )
-    if model.target not in ("classes", "raw", "auto") or not classes:
+        return ClassCounts.of((y > 0).astype(np.int64), signs, 2, known)
+    integers = model.target in ("classes", "raw") or np.issubdtype(y.dtype, np.integer)
+    if model.target not in ("classes", "raw", "auto") or not (table.labels and integers):
         return None
     actual = y.astype(np.int64)
-    if isinstance(model, FunctionModel):
-        if (
-            not ((y == actual) & (actual >= 0) & (actual < _MOST_CLASSES)).all()
-            or outputs.shape[1] != 1
-        ):
-            return None
-        predicted = np.where(
-            np.isin(scores[:, 0], np.arange(_MOST_CLASSES)), scores[:, 0], -1
-        ).astype(np.int64)
-        return ClassCounts.of(
-            actual, predicted, 1 + int(max(actual.max(), predicted.max(), 1))
-        )
     count = outputs.shape[1]
+    if isinstance(model, FunctionModel):
+        valid = (y == actual) & (actual >= 0) & (actual < _MOST_CLASSES)
+        if not valid.all() or count != 1:
+            return None
+        numbers = np.isin(scores[:, 0], np.arange(_MOST_CLASSES))
+        predicted = np.where(numbers, scores[:, 0], -1).astype(np.int64)
+        largest = int(max(actual.max(), predicted.max(), 1))
+        return ClassCounts.of(actual, predicted, largest + 1)
     if count < 2 or actual.min() < 0 or actual.max() >= count or model.target == "raw":
         return None
-    return ClassCounts.of(
-        actual,
-        scores.argmax(axis=1),
-        count,
-        None if count > MOST_SCORED else _log_odds(scores),
-    )
+    log_odds = None if count > MOST_SCORED else _log_odds(scores)
+    return ClassCounts.of(actual, scores.argmax(axis=1), count, log_odds)
 
 
 def _log_odds(scores: Float64) -> Float64:
-    """Of each class where softmax makes probabilities of scores, or of the second of two; [samples, classes]."""
+    """Return the log-odds of each class under softmax, or of the second of two classes.
+
+    The result has shape [samples, classes].
+    """
     if scores.shape[1] == 2:
         return scores[:, 1:] - scores[:, :1]
     row = np.arange(len(scores))
@@ -365,39 +378,32 @@ def _log_odds(scores: Float64) -> Float64:
     parts = np.exp(below)
     rest = parts.sum(axis=1, keepdims=True) - parts
     parts[row, top] = 0.0
-    rest[row, top] = parts.sum(axis=1)  # not as a small difference of large numbers
+    rest[row, top] = parts.sum(axis=1)  # a difference of large numbers would lose digits
     return np.asarray(below - np.log(rest), np.float64)
 
 
 def _histograms(scores: Float64, own: Flags) -> Int64:
-    """How many scores of others, and of its own, are in each bin, [2, bins]."""
+    """Return histograms of the scores of other samples and of its own, [2, bins]."""
     limited = np.nan_to_num(np.clip(scores, -1e9, 1e9))
-    places = np.minimum(
-        (BINS * (0.5 + 0.5 * limited / (2 + np.abs(limited)))).astype(np.int64), BINS - 1
-    )
-    return np.stack([np.bincount(places[chosen], minlength=BINS) for chosen in (~own, own)])
+    position = 0.5 + 0.5 * limited / (2 + np.abs(limited))
+    bins = np.minimum((BINS * position).astype(np.int64), BINS - 1)
+    return np.stack([np.bincount(bins[chosen], minlength=BINS) for chosen in (~own, own)])
 
 
 def _area(others: Float64, own: Float64) -> float:
-    """The share of pairs in which the score of its own is the higher one; half of those in one bin."""
+    """Return the fraction of pairs with a higher score of its own; 0.5 within a bin."""
     below = np.cumsum(others) - 0.5 * others
     return float(own @ below / (own.sum() * others.sum()))
 
 
 def _in_units(model: Model, units: Standardization | None, values: Targets) -> Float64:
     real = np.asarray(values, np.float64)
-    return (
-        real
-        if units is None or model.target == "raw"
-        else units.target_mean + units.target_deviation * real
-    )
-
-
-def _float(counts: Int64) -> Float64:
-    return counts.astype(np.float64)
+    if units is None or model.target == "raw":
+        return real
+    return units.target_mean + units.target_deviation * real
 
 
 def _sum(values: Iterable[float]) -> float:
-    """Rounded once; nan where a part is no number."""
+    """Add with one rounding; NaN if a value is not finite."""
     parts = list(values)
     return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan

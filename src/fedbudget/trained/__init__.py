@@ -1,1 +1,7 @@
-"""A model that was trained, to be used: predictions for new samples, and files for other programs."""
+"""Use of a trained model: predictions for new samples, and export to other programs."""
+
+from typing import Literal
+
+ExportFormat = Literal["torch", "onnx", "numpy"]
+"""Format of an exported model. Defined here so that the CLI need not import the
+exporters."""

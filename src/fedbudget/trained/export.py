@@ -1,4 +1,4 @@
-"""A trained model as a file for other programs: ONNX, PyTorch or numpy."""
+"""Export of a trained model to a file for other programs: ONNX, PyTorch or numpy."""
 
 import io
 import os
@@ -10,19 +10,19 @@ import numpy as np
 from fedbudget import durable_files
 from fedbudget.errors import unknown
 from fedbudget.models.catalogue import MODELS, require_torch
-from fedbudget.trained.formats import ExportFormat
+from fedbudget.trained import ExportFormat
 from fedbudget.trained.model import TrainedModel
 
 
 def export(model: TrainedModel, to: ExportFormat, path: str | os.PathLike[str]) -> None:
-    """Writes a trained model to a file for other programs.
+    """Write a trained model to a file for other programs.
 
     Args:
-      model: of a result, or from `fedbudget.load`.
-      to: `onnx`, a graph that takes raw features and gives labels, probabilities or values; `torch`, a program of
-        `torch.export` that takes raw features and gives the model's outputs, or the `state_dict` of your own module;
-        `numpy`, a `.npz` of all tensors by their names.
-      path: of the file.
+      model: the model of a result, or of `fedbudget.load`.
+      to: `onnx` for a graph from raw features to labels, probabilities or values; `torch`
+        for a program of `torch.export` from raw features to the model's outputs, or the
+        `state_dict` of your own module; `numpy` for a `.npz` of all tensors by name.
+      path: file to write.
     """
     if to not in get_args(ExportFormat):
         raise unknown("format", to, get_args(ExportFormat))
@@ -43,7 +43,7 @@ def _contents(trained: TrainedModel, to: ExportFormat) -> bytes:
 
 
 def file_name(trained: TrainedModel, to: ExportFormat) -> str:
-    """What such a file is called, where nobody has said it."""
+    """Return the default name of the file."""
     program = trained.name in MODELS
     return {
         "onnx": "model.onnx",
@@ -53,7 +53,7 @@ def file_name(trained: TrainedModel, to: ExportFormat) -> str:
 
 
 def to_numpy(trained: TrainedModel) -> bytes:
-    """A `.npz` of the tensors by their names, and of all that features and outputs are changed by."""
+    """Return a `.npz` of the tensors by name, and the scales of features and targets."""
     samples = trained.samples
     file = io.BytesIO()
     about: dict[str, Any] = {"feature_scale": samples.scale}
@@ -61,8 +61,11 @@ def to_numpy(trained: TrainedModel) -> bytes:
         about["feature_names"] = np.array(trained.feature_names)
     if trained.classes:
         about["classes"] = np.array(trained.classes)
-    if (how := samples.standardization) is not None:
-        about |= {"feature_mean": how.mean, "feature_deviation": how.deviation}
-        about |= {"target_mean": how.target_mean, "target_deviation": how.target_deviation}
+    standard = samples.standardization
+    if standard is not None:
+        about["feature_mean"] = standard.mean
+        about["feature_deviation"] = standard.deviation
+        about["target_mean"] = standard.target_mean
+        about["target_deviation"] = standard.target_deviation
     np.savez(file, **{**about, **trained.tensors})
     return file.getvalue()

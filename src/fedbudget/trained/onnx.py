@@ -1,15 +1,17 @@
-"""A trained model as ONNX: raw features in, and what they mean out; standardised and scaled within.
+"""Export of a trained model to ONNX: from raw features to predictions.
 
-The graph has three parts, of which only the middle depends on the model:
+The graph has three parts. Only the middle one depends on the model:
 
-    features --standardise, scale--> numbers --the model--> outputs --what they mean--> prediction, probabilities ...
+    features -> standardise, scale -> numbers
+    numbers  -> the model          -> outputs
+    outputs  -> their meaning      -> prediction, probabilities, ...
 
-A model that was trained on tables has an input for each column, [samples, 1], of which the features are made within:
-numbers as float64, NaN where one is missing, and categories as texts, empty where one is missing.
+A model trained on tables has one input per column, [samples, 1]. Numbers are float64, with
+NaN for a missing value. Categories are strings, empty for a missing value.
 
-Others have one input, `features`: float64 where these are standardised, as it was done while training, because a
-float32 of a large feature that hardly changes would be another one; int64 where they are whole numbers for a PyTorch
-module; and otherwise float32.
+Other models have one input, `features`. It is float64 if features are standardised, as in
+training: in float32, a large feature that hardly changes would lose its digits. It is
+int64 for integers of a PyTorch module, and float32 otherwise.
 """
 
 import io
@@ -33,18 +35,22 @@ with requires_package("ONNX", "onnx"):
     import onnx
     from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-OPSET = 19  # the first that compares texts
-_IR = 9  # of the file, which programs that know this opset can read
+OPSET = 19
+"""The first opset that compares strings."""
+_IR = 9
+"""Version of the file format that programs with this opset can read."""
 
-_OWN = "fedbudget/"  # begins the names of what is within, so that none is a column's
+_OWN = "fedbudget/"
+"""Prefix of internal names, so that none is the name of a column."""
 _NUMBERS = f"{_OWN}numbers"
 _OUTPUTS = f"{_OWN}outputs"
-_SAMPLES = "samples"  # how many, which any number may be
+_SAMPLES = "samples"
+"""Name of the dimension that can have any size."""
 _Constant = np.ndarray[Any, Any] | np.number[Any]
 
 
 class _Graph:
-    """Nodes in the making, with their constants."""
+    """Nodes of a graph under construction, with their constants."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -58,14 +64,14 @@ class _Graph:
         output: str = "",
         **options: Any,
     ) -> str:
-        """A node; arrays among its inputs become constants. Gives the name of its output."""
+        """Add a node, and return the name of its output. Arrays become constants."""
         names = [each if isinstance(each, str) else self._constant(each) for each in inputs]
         output = output or f"{_OWN}{len(self.nodes)}"
         self.nodes.append(helper.make_node(operation, names, [output], **options))
         return output
 
     def show(self, name: str, kind: int, *shape: int) -> None:
-        """Makes it one of the graph's outputs, [samples, ...]."""
+        """Make a result an output of the graph, [samples, ...]."""
         self.outputs.append(helper.make_tensor_value_info(name, kind, (_SAMPLES, *shape)))
 
     def _constant(self, value: _Constant) -> str:
@@ -75,61 +81,61 @@ class _Graph:
 
 
 def to_onnx(trained: TrainedModel) -> bytes:
-    """A file of ONNX."""
+    """Return an ONNX file."""
     samples = trained.samples
     model = trained.model
     if samples.store is not None:
         raise UserError(
-            f"{trained.name} was trained on samples that are no arrays, which have no shape to export for; export the "
-            "module itself, TorchModel.trained(w), with torch.onnx.export"
+            f"{trained.name} was trained on samples that are not arrays, so their shape is "
+            "unknown; export the module, TorchModel.trained(w), with torch.onnx.export"
         )
     graph = _Graph()
     inputs = _numbers(graph, samples)
     outputs = _own_graph(graph, model, trained.w, samples)
     _answers(graph, trained.meaning(outputs), outputs)
-    if twice := {each.name for each in inputs} & {each.name for each in graph.outputs}:
+    both = {each.name for each in inputs} & {each.name for each in graph.outputs}
+    if both:
         raise UserError(
-            f"a column is called {twice.pop()}, as an output of the graph is: it needs another name"
+            f"column {both.pop()} has the name of an output of the graph: rename the column"
         )
-    made = helper.make_graph(
+    whole = helper.make_graph(
         graph.nodes, "fedbudget", inputs, graph.outputs, graph.constants
     )
-    found: onnx.ModelProto = helper.make_model(
-        made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR
+    file: onnx.ModelProto = helper.make_model(
+        whole, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR
     )
-    about = {"features": trained.feature_names, "classes": trained.classes}
-    helper.set_model_props(
-        found,
-        {"model": trained.name, **{name: json.dumps(each) for name, each in about.items()}},
-    )
-    onnx.checker.check_model(found, full_check=True)
-    return bytes(found.SerializeToString())
+    about = {
+        "model": trained.name,
+        "features": json.dumps(trained.feature_names),
+        "classes": json.dumps(trained.classes),
+    }
+    helper.set_model_props(file, about)
+    onnx.checker.check_model(file, full_check=True)
+    return bytes(file.SerializeToString())
 
 
 def _numbers(graph: _Graph, samples: Dataset) -> list[ValueInfoProto]:
-    """From features as they are outside to those that the model sees; gives the graph's inputs."""
-    how = samples.standardization
+    """Add the conversion of raw features to `numbers`; return the graph's inputs."""
+    standard = samples.standardization
     layout = samples.layout
     if layout is None:
         kind = TensorProto.INT64 if samples.integers else TensorProto.FLOAT
+        if standard is not None:
+            kind = TensorProto.DOUBLE
         last = "features"
-        kind = kind if how is None else TensorProto.DOUBLE
         inputs = [helper.make_tensor_value_info(last, kind, (_SAMPLES, samples.features))]
     else:
         inputs = [_column_input(column) for column in layout.columns]
-        last = graph.add(
-            "Concat", [_encoded(graph, column) for column in layout.columns], axis=1
-        )
-    if how is not None:
-        standardised = graph.add("Div", [graph.add("Sub", [last, how.mean]), how.deviation])
-        last = graph.add("Cast", [standardised], to=TensorProto.FLOAT)
+        encoded = [_encoded(graph, column) for column in layout.columns]
+        last = graph.add("Concat", encoded, axis=1)
+    if standard is not None:
+        centred = graph.add("Sub", [last, standard.mean])
+        scaled = graph.add("Div", [centred, standard.deviation])
+        last = graph.add("Cast", [scaled], to=TensorProto.FLOAT)
     elif samples.scale != 1:
         last = graph.add("Mul", [last, np.float32(samples.scale)])
-    graph.add(
-        "Reshape",
-        [last, np.array([-1, *(samples.shape or (samples.features,))], np.int64)],
-        _NUMBERS,
-    )
+    shape = np.array([-1, *(samples.shape or (samples.features,))], np.int64)
+    graph.add("Reshape", [last, shape], _NUMBERS)
     return inputs
 
 
@@ -139,54 +145,41 @@ def _column_input(column: LayoutColumn) -> ValueInfoProto:
 
 
 def _encoded(graph: _Graph, column: LayoutColumn) -> str:
-    """The features of one column, [samples, features]; as `LayoutColumn.encode` makes them."""
-    if column.categories is None:
-        missing = [] if column.fill is None else [graph.add("IsNaN", [column.name])]
-        return (
-            graph.add("Where", [*missing, np.float64(column.fill), column.name])
-            if missing
-            else column.name
-        )
+    """Add the encoding of a column, [samples, features], as in `LayoutColumn.encode`."""
     name = column.name
+    if column.categories is None:
+        if column.fill is None:
+            return name
+        missing = graph.add("IsNaN", [name])
+        return graph.add("Where", [missing, np.float64(column.fill), name])
     if column.fill is not None:
-        missing = [graph.add("Equal", [name, np.array([""], object)])]
-        name = graph.add("Where", [*missing, np.array([column.fill], object), name])
-    return graph.add(
-        "Cast",
-        [graph.add("Equal", [name, np.array([column.categories], object)])],
-        to=TensorProto.DOUBLE,
-    )
+        missing = graph.add("Equal", [name, np.array([""], object)])
+        name = graph.add("Where", [missing, np.array([column.fill], object), name])
+    equal = graph.add("Equal", [name, np.array([column.categories], object)])
+    return graph.add("Cast", [equal], to=TensorProto.DOUBLE)
 
 
 def _own_graph(graph: _Graph, model: Model, w: Float32, samples: Dataset) -> int:
-    """What the model computes, from `numbers` to `outputs`; gives how many there are for each sample."""
+    """Add the model, from `numbers` to `outputs`; return the outputs per sample."""
     tensors = NamedTensors.of(model).split(w)
+    if not isinstance(model, ScoreModel | Softmax | KMeans):
+        return _torch_graph(graph, model, w, samples)
+    rows = graph.add("Flatten", [_NUMBERS])
     if isinstance(model, ScoreModel):
-        graph.add(
-            "MatMul",
-            [graph.add("Flatten", [_NUMBERS]), tensors["weight"][:, None]],
-            _OUTPUTS,
-        )
+        graph.add("MatMul", [rows, tensors["weight"][:, None]], _OUTPUTS)
         return 1
     if isinstance(model, Softmax):
-        graph.add(
-            "Gemm",
-            [graph.add("Flatten", [_NUMBERS]), *tensors.values()],
-            _OUTPUTS,
-            transB=1,
-        )
+        graph.add("Gemm", [rows, *tensors.values()], _OUTPUTS, transB=1)
         return model.classes
-    if isinstance(model, KMeans):
-        apart = graph.add("Unsqueeze", [graph.add("Flatten", [_NUMBERS]), np.array([1])])
-        difference = graph.add("Sub", [apart, tensors["centres"][None]])
-        distance = graph.add("ReduceSumSquare", [difference, np.array([2])], keepdims=0)
-        graph.add("Mul", [distance, np.float32(-0.5)], _OUTPUTS)
-        return model.clusters
-    return _torch_graph(graph, model, w, samples)
+    apart = graph.add("Unsqueeze", [rows, np.array([1])])
+    difference = graph.add("Sub", [apart, tensors["centres"][None]])
+    distance = graph.add("ReduceSumSquare", [difference, np.array([2])], keepdims=0)
+    graph.add("Mul", [distance, np.float32(-0.5)], _OUTPUTS)
+    return model.clusters
 
 
 def _torch_graph(graph: _Graph, model: Model, w: Float32, samples: Dataset) -> int:
-    """The same of a PyTorch module, as PyTorch itself exports it."""
+    """Add a PyTorch module, exported by PyTorch."""
     import torch
 
     from fedbudget.trained.torch import example, module_of
@@ -194,14 +187,14 @@ def _torch_graph(graph: _Graph, model: Model, w: Float32, samples: Dataset) -> i
     module = module_of(model, w)
     numbers = example(samples)
     file = io.BytesIO()
-    with warnings.catch_warnings(), as_user_error(f"{model.name} cannot be exported to ONNX"):
-        warnings.simplefilter(
-            "ignore"
-        )  # its newer exporter, which it advertises, needs another package
+    failure = f"{model.name} cannot be exported to ONNX"
+    with warnings.catch_warnings(), as_user_error(failure):
+        # PyTorch advertises its newer exporter, which needs another package.
+        warnings.simplefilter("ignore")
         torch.onnx.export(
             module,
             (numbers,),
-            file,  # type: ignore[arg-type] # which it takes all the same
+            file,  # type: ignore[arg-type] # PyTorch accepts it
             dynamo=False,
             opset_version=OPSET,
             input_names=[_NUMBERS],
@@ -215,31 +208,22 @@ def _torch_graph(graph: _Graph, model: Model, w: Float32, samples: Dataset) -> i
 
 
 def _answers(graph: _Graph, meaning: Meaning, outputs: int) -> None:
-    """What the outputs mean, as the outputs of the graph."""
+    """Add the meaning of the outputs, as the outputs of the graph."""
     if meaning.kind == "value":
-        wide = graph.add(
-            "Mul",
-            [
-                graph.add("Cast", [_OUTPUTS], to=TensorProto.DOUBLE),
-                np.float64(meaning.deviation),
-            ],
-        )
-        values = graph.add("Add", [wide, np.float64(meaning.mean)])
-        one = outputs == 1
-        graph.add(
-            "Squeeze" if one else "Identity",
-            [values, np.array([1])] if one else [values],
-            "prediction",
-        )
-        graph.show("prediction", TensorProto.DOUBLE, *([] if one else [outputs]))
+        wide = graph.add("Cast", [_OUTPUTS], to=TensorProto.DOUBLE)
+        scaled = graph.add("Mul", [wide, np.float64(meaning.deviation)])
+        values = graph.add("Add", [scaled, np.float64(meaning.mean)])
+        if outputs == 1:
+            graph.add("Squeeze", [values, np.array([1])], "prediction")
+            graph.show("prediction", TensorProto.DOUBLE)
+        else:
+            graph.add("Identity", [values], "prediction")
+            graph.show("prediction", TensorProto.DOUBLE, outputs)
         return
     if meaning.kind == "sign":
         score = graph.add("Squeeze", [_OUTPUTS, np.array([1])], "score")
-        number = graph.add(
-            "Cast",
-            [graph.add("GreaterOrEqual", [score, np.float32(0)])],
-            to=TensorProto.INT64,
-        )
+        second = graph.add("GreaterOrEqual", [score, np.float32(0)])
+        number = graph.add("Cast", [second], to=TensorProto.INT64)
     else:
         number = graph.add("ArgMax", [_OUTPUTS], axis=1, keepdims=0)
     labels = np.arange(outputs) if meaning.kind == "cluster" else meaning.labels

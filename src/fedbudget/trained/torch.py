@@ -1,19 +1,18 @@
-"""A trained model as PyTorch has it. Needs PyTorch.
+"""Export of a trained model to PyTorch.
 
-A person's own module is a `state_dict`, for the class that they have. What goes by a name here is a program of
-`torch.export`, which takes raw features and needs nothing of fedbudget.
+Your own module becomes a `state_dict` for its class. A model that has a name becomes a
+program of `torch.export`, which takes raw features and does not need fedbudget.
 """
 
 import io
 import json
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedbudget.arrays import Float32
 from fedbudget.data.dataset import Dataset
-from fedbudget.errors import UserError, explained
+from fedbudget.errors import UserError, as_user_error
 from fedbudget.models.base import Model
 from fedbudget.models.builtin import KMeans
 from fedbudget.models.catalogue import MODELS
@@ -23,11 +22,71 @@ from fedbudget.models.torch.model import TorchModel
 from fedbudget.trained.model import TrainedModel
 
 ABOUT = "fedbudget.json"
-"""The file within an exported program that says what its outputs are."""
+"""File within an exported program that describes its outputs."""
+
+
+def to_torch(trained: TrainedModel) -> bytes:
+    """Return a file for PyTorch: a state_dict or a program of torch.export."""
+    file = io.BytesIO()
+    samples = trained.samples
+    if trained.name not in MODELS and isinstance(trained.model, TorchModel):
+        torch.save(trained.model.trained(trained.w).state_dict(), file)
+        return file.getvalue()
+
+    body = module_of(trained.model, trained.w)
+    numbers = example(samples)
+    meaning = trained.meaning(int(body(numbers).shape[1]))
+    whole = FromFeatures(body, samples, meaning.mean, meaning.deviation).eval()
+    kind = torch.float32 if samples.standardization is None else torch.float64
+    features = numbers.reshape(2, -1).to(kind)
+    any_length = {0: torch.export.Dim("samples")}
+    with as_user_error(f"{trained.name} cannot be exported to PyTorch"):
+        program = torch.export.export(whole, (features,), dynamic_shapes=(any_length,))
+    about = {
+        "model": trained.name,
+        "outputs": meaning.kind,
+        "classes": meaning.classes,
+        "features": trained.feature_names,
+    }
+    torch.export.save(program, file, extra_files={ABOUT: json.dumps(about)})
+    return file.getvalue()
+
+
+def module_of(model: Model, w: Float32) -> nn.Module:
+    """Return the model as a module, from its input features to outputs."""
+    if isinstance(model, TorchModel):
+        if model.local_statistics:
+            raise UserError(
+                f"{model.name} normalizes by the statistics of a node's own samples, which "
+                "are not in the model: export TorchModel.trained(w, shard=...) instead"
+            )
+        return RowOfOutputs(model.trained(w))
+    tensors = {
+        name: torch.from_numpy(each.copy())
+        for name, each in NamedTensors.of(model).split(w).items()
+    }
+    if isinstance(model, KMeans):
+        return nn.Sequential(nn.Flatten(), Centres(tensors["centres"]))
+    if "weight" not in tensors:
+        raise UserError(
+            f"{model.name} is Python code, which cannot be exported; export its tensors to "
+            "numpy"
+        )
+    weight = tensors["weight"].reshape(-1, tensors["weight"].shape[-1])
+    linear = nn.Linear(weight.shape[1], len(weight), bias="bias" in tensors)
+    linear.load_state_dict(tensors | {"weight": weight})
+    return nn.Sequential(nn.Flatten(), linear)
+
+
+def example(samples: Dataset) -> Tensor:
+    """Return two samples in the model's input format, to trace a module with."""
+    shape = samples.shape or (samples.features,)
+    kind = torch.int64 if samples.integers else torch.float32
+    return torch.zeros((2, *shape), dtype=kind)
 
 
 class Centres(nn.Module):
-    """How near to each centre samples are: -½ ‖x - centre‖²."""
+    """Score of each centre: -½ ‖x - centre‖²."""
 
     def __init__(self, centres: Tensor) -> None:
         super().__init__()
@@ -50,7 +109,7 @@ class RowOfOutputs(nn.Module):
 
 
 class FromFeatures(nn.Module):
-    """From features as they are outside to outputs; a real value in its own unit."""
+    """From raw features to outputs. Real values are in their original unit."""
 
     feature_mean: Tensor | None
     feature_deviation: Tensor
@@ -60,89 +119,24 @@ class FromFeatures(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        how = samples.standardization
         self.scale = samples.scale
         self.shape = samples.shape
         self.integers = samples.integers
         self.mean = mean
         self.deviation = deviation
-        self.register_buffer(
-            "feature_mean", None if how is None else torch.from_numpy(how.mean)
-        )
-        self.register_buffer(
-            "feature_deviation", None if how is None else torch.from_numpy(how.deviation)
-        )
+        standard = samples.standardization
+        mean_values = None if standard is None else torch.from_numpy(standard.mean)
+        deviations = None if standard is None else torch.from_numpy(standard.deviation)
+        self.register_buffer("feature_mean", mean_values)
+        self.register_buffer("feature_deviation", deviations)
 
     def forward(self, features: Tensor) -> Tensor:
         if self.feature_mean is not None:
             features = (features - self.feature_mean) / self.feature_deviation
         numbers = features if self.integers else features.float() * self.scale
-        outputs: Tensor = self.module(
-            numbers.reshape(-1, *self.shape) if self.shape else numbers
-        )
-        return (
-            outputs
-            if (self.mean, self.deviation) == (0, 1)
-            else outputs.double() * self.deviation + self.mean
-        )
-
-
-def module_of(model: Model, w: Float32) -> nn.Module:
-    """The model as a module, from features as it sees them to outputs."""
-    if isinstance(model, TorchModel):
-        if model.local_statistics:
-            raise UserError(
-                f"{model.name} normalizes by the statistics of a node's own samples, which are not in the model: "
-                "export TorchModel.trained(w, shard=...), which has them"
-            )
-        return RowOfOutputs(model.trained(w))
-    tensors = {
-        name: torch.from_numpy(each.copy())
-        for name, each in NamedTensors.of(model).split(w).items()
-    }
-    if isinstance(model, KMeans):
-        return nn.Sequential(nn.Flatten(), Centres(tensors["centres"]))
-    if "weight" not in tensors:
-        raise UserError(
-            f"{model.name} is Python code, which cannot be exported; its tensors can, to numpy"
-        )
-    weight = tensors["weight"].reshape(-1, tensors["weight"].shape[-1])
-    linear = nn.Linear(weight.shape[1], len(weight), bias="bias" in tensors)
-    linear.load_state_dict(tensors | {"weight": weight})
-    return nn.Sequential(nn.Flatten(), linear)
-
-
-def example(samples: Dataset) -> Tensor:
-    """Two samples as the model sees them, for programs that follow what becomes of them."""
-    shape = samples.shape or (samples.features,)
-    return torch.zeros(
-        (2, *shape), dtype=torch.int64 if samples.integers else torch.float32
-    )
-
-
-def to_torch(trained: TrainedModel) -> bytes:
-    """A file that PyTorch reads: of one's own module a state_dict, and otherwise a program of torch.export."""
-    file = io.BytesIO()
-    samples = trained.samples
-    if trained.name not in MODELS and isinstance(trained.model, TorchModel):
-        torch.save(trained.model.trained(trained.w).state_dict(), file)
-        return file.getvalue()
-    body = module_of(trained.model, trained.w)
-    numbers = example(samples)
-    meaning = trained.meaning(int(body(numbers).shape[1]))
-    whole = FromFeatures(body, samples, meaning.mean, meaning.deviation).eval()
-    features = numbers.reshape(2, -1).to(
-        torch.float32 if samples.standardization is None else torch.float64
-    )
-    with explained(f"{trained.name} cannot be exported to PyTorch"):
-        program = torch.export.export(
-            whole, (features,), dynamic_shapes=({0: torch.export.Dim("samples")},)
-        )
-    about: dict[str, Any] = {
-        "model": trained.name,
-        "outputs": meaning.kind,
-        "classes": meaning.classes,
-    }
-    about["features"] = trained.feature_names
-    torch.export.save(program, file, extra_files={ABOUT: json.dumps(about)})
-    return file.getvalue()
+        if self.shape:
+            numbers = numbers.reshape(-1, *self.shape)
+        outputs: Tensor = self.module(numbers)
+        if (self.mean, self.deviation) == (0, 1):
+            return outputs
+        return outputs.double() * self.deviation + self.mean

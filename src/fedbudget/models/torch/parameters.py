@@ -66,8 +66,8 @@ class FlatModule:
         self._normalize_by_batch = [] if average else _layers_with(module, self._running)
         self.statistics = sum(module.get_buffer(name).numel() for name in self._statistics)
 
-        self._left_out = {}
-        self._constants = {}
+        self._left_out: dict[str, Tensor] = {}
+        self._constants: dict[str, Tensor] = {}
         for name, buffer in module.named_buffers():
             if name in self._statistics:
                 continue
@@ -278,8 +278,8 @@ def _running_statistics(
     known = dict(module.named_buffers())
     for name in buffers:
         if name not in known:
-            names = f"the module has {', '.join(known) or 'none'}"
-            raise unknown("buffer", name, known, names)
+            known_names = f"the module has {', '.join(known) or 'none'}"
+            raise unknown("buffer", name, known, known_names)
         if known[name].dtype == torch.bool or known[name].is_complex():
             raise UserError(
                 f"buffer {name} must have real numbers to be averaged, not "
