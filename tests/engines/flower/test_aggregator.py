@@ -170,11 +170,11 @@ def test_a_budget_that_is_too_small_for_a_round_is_refused_with_what_one_costs(
     [
         (
             [{}, {}],
-            "0 of 2 nodes could say what they have, and 2 are needed; Flower's node 100: a node has no data",
+            "0 of 2 nodes could describe their data, and 2 are needed; Flower's node 100: a node has no data",
         ),
         (
             [{"partition-id": 0, "num-partitions": 2}, {"data": "/no/such.csv"}],
-            "1 of 2 nodes could say what they have, and 2 are needed; Flower's node 101: /no/such.csv",
+            "1 of 2 nodes could describe their data, and 2 are needed; Flower's node 101: /no/such.csv",
         ),
     ],
 )
@@ -200,7 +200,7 @@ def test_a_node_that_cannot_load_the_app_is_told_of(tmp_path: Path) -> None:
     )
     with pytest.raises(
         UserError,
-        match=r"node 100: Flower says: <class 'ImportError'>:<'no fedbudget here'>",
+        match=r"node 100: Flower error \d+: <class 'ImportError'>:<'no fedbudget here'>",
     ):
         run(tmp_path, local=ours)
 
@@ -208,7 +208,7 @@ def test_a_node_that_cannot_load_the_app_is_told_of(tmp_path: Path) -> None:
 def test_nodes_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
     ours = local()
     looked = [0]
     ids = ours.get_node_ids
@@ -219,5 +219,5 @@ def test_nodes_are_waited_for(
 
     ours.get_node_ids = come_one_by_one  # type: ignore[method-assign]
     assert run(tmp_path, local=ours).rounds[0].nodes == 3
-    assert "0 of 3 nodes are here" in caplog.text
-    assert "2 of 3 nodes are here" in caplog.text
+    assert "0 of 3 nodes are connected" in caplog.text
+    assert "2 of 3 nodes are connected" in caplog.text

@@ -45,7 +45,7 @@ def test_a_node_that_fails_is_missed_and_comes_back(
     assert [record.missed for record in result.rounds] == [(), (1,), (1,), (), (), ()]
     assert [record.nodes for record in result.rounds] == [3, 2, 2, 3, 3, 3]
     assert (
-        "round 2, node 1 (Flower's 101): Flower says: <class 'MemoryError'>" in caplog.text
+        "round 2, node 1 (Flower's 101): Flower error 2: <class 'MemoryError'>" in caplog.text
     )
 
 
@@ -97,7 +97,7 @@ def test_a_run_whose_nodes_all_fail_ends_with_what_they_said_and_keeps_its_model
 def test_a_run_that_flower_ends_keeps_its_model(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
     ours = local()
     really = getattr(ours, what)
 
@@ -108,7 +108,7 @@ def test_a_run_that_flower_ends_keeps_its_model(
 
     setattr(ours, what, ended)
     with pytest.raises(
-        WorkError, match="Flower carries no more messages of this run: run is not running"
+        WorkError, match="Flower sends no more messages of this run: run is not running"
     ):
         run(tmp_path, local=ours)
     found = Run.open(tmp_path / "run")
@@ -186,7 +186,7 @@ def test_a_report_that_comes_too_late_is_discarded_and_leaves_no_trace(
 def test_a_node_that_is_away_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
     ours = local()
 
     def before(number: int, message: Message) -> None:
@@ -219,7 +219,7 @@ def test_a_supernode_that_is_started_anew_is_the_node_it_was_without_its_memory(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
     ours = local()
     ours.before = replaced(ours, FIRST + 1, 500, partitions(3)[1], at=2)
     result = run(tmp_path, local=ours, method=method)
@@ -252,7 +252,7 @@ def test_a_supernode_that_is_started_anew_in_a_round_that_needs_it_makes_that_ro
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has failed there under its old number; what it says under that later on is discarded."""
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
     ours = local(min_nodes=3)
     anew = replaced(ours, FIRST + 1, 500, partitions(3)[1], at=at)
 
@@ -270,7 +270,7 @@ def test_a_supernode_that_is_started_anew_in_a_round_that_needs_it_makes_that_ro
 def test_a_node_that_comes_later_takes_part_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
     ours = LocalGrid(asked(**FIXED, nodes=2), partitions(3)[:2])
     before = replaced(ours, FIRST, 500, partitions(3)[2], at=1)
 
@@ -286,7 +286,7 @@ def test_a_node_that_comes_later_takes_part_from_then_on(
 def test_a_node_that_comes_later_and_does_not_fit_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
     np.savez(tmp_path / "other.npz", x=np.eye(6, 4), y=np.arange(6) % 2)
     ours = local()
     before = replaced(ours, FIRST, 500, {"data": str(tmp_path / "other.npz")}, at=1)

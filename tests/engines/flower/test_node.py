@@ -88,12 +88,12 @@ def test_one_that_does_not_remember_says_so() -> None:
     for broadcast in all_said[:3]:
         ask(context, broadcast, broadcast.round - 1)
     assert records.refusal_in(ask(context, all_said[4], 4)) == (
-        "the memory cannot stand after round 4, only after [2, 3]",
+        "this node has no memory of round 4, only of [2, 3]",
         True,
     )
     other = Welcome("another-run", WELCOME.task, (1,))
     assert records.refusal_in(ask(context, all_said[1], 1, other)) == (
-        "the memory cannot stand after round 1, only after []",
+        "this node has no memory of round 1, only of []",
         True,
     )
     assert list(node.recall(context.state, WELCOME)) == [

@@ -87,7 +87,7 @@ def test_it_is_found_by_configurations_too(tmp_path: Path) -> None:
     without = LocalGrid(config, [{"data": each["data"]} for each in nodes])
     with pytest.raises(
         UserError,
-        match=r"it trains what has a name, and the aggregator net \(TorchModel, 73 parameters",
+        match=r"it trains a named model, and the aggregator net \(TorchModel, 73 parameters",
     ):
         aggregate(without, Context(7, 1, {}, RecordDict(), config), plot=False)
 

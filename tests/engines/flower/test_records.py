@@ -199,8 +199,8 @@ def spoilt(record: str, key: str, value: Any) -> RecordDict:
 @pytest.mark.parametrize(
     ("record", "key", "value", "reason"),
     [
-        ("report", "round", 2, "not of round 3"),
-        ("report", "round", None, "not of round 3"),
+        ("report", "round", 2, "another round than 3"),
+        ("report", "round", None, "another round than 3"),
         ("report", "losses", None, "a report with"),
         ("report", "rho", None, "a report with"),
         ("report", "plain", [1.0, 1.0], "a report with"),
@@ -218,7 +218,7 @@ def spoilt(record: str, key: str, value: Any) -> RecordDict:
             "cannot be read",
         ),
         ("costs", "costs", None, "costs is missing"),
-        ("costs", "costs", b"", "costs that cannot be read"),
+        ("costs", "costs", b"", "costs cannot be read"),
         (
             "costs",
             "costs",

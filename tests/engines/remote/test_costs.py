@@ -41,7 +41,7 @@ def test_where_it_was_is_not_sent() -> None:
         ("whole", math.inf, r"energy \(whole\) is inf"),
         ("step", -0.1, r"energy \(step\) is -0.1"),
         ("step", -math.inf, r"energy \(step\) is -inf"),
-        ("host", "x" * 201, "a name of a host of 201 characters"),
+        ("host", "x" * 201, "a host name of 201 characters"),
         ("whole", None, "cannot be read"),
         ("whole", "long", "cannot be read"),
         ("host", 1.0, "cannot be read"),
@@ -55,7 +55,7 @@ def test_readings_that_cannot_be(field: str, value: Any, reason: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "two words", "émile"])
 def test_names_are_of_letters(name: str) -> None:
-    with pytest.raises(PeerError, match="is no name of a resource"):
+    with pytest.raises(PeerError, match="is not a name of a resource"):
         unpack_costs(pack_costs(NodeCosts({**WHOLE.readings, name: Reading(1.0, 1.0)})))
 
 

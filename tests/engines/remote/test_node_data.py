@@ -93,7 +93,7 @@ def test_only_rows_that_are_held_are_told_of() -> None:
 def test_the_mean_of_few_samples_is_not_told() -> None:
     data = Dataset("d", Part(X))
     NodeData(data, [np.arange(FEWEST)], standardise=True).samples()
-    with pytest.raises(UserError, match="d has 9 samples; to be standardised it needs 10"):
+    with pytest.raises(UserError, match="d has 9 samples; standardisation needs 10"):
         NodeData(data, [np.arange(FEWEST - 1)], standardise=True).samples()
     assert NodeData(data, [np.arange(FEWEST - 1)]).samples().features is None
 

@@ -28,7 +28,7 @@ def test_mini_batches_that_are_large_enough(batch: int | None, least: int) -> No
 
 def test_mini_batches_that_are_too_small() -> None:
     with pytest.raises(
-        BeyondLimits, match=r"mini-batches of 1 samples are asked for.*min_batch is 16"
+        BeyondLimits, match=r"mini-batches of 1 samples are requested.*min_batch is 16"
     ):
         worker(1, min_batch=16)
 
@@ -39,7 +39,7 @@ def test_more_local_updates_than_it_makes() -> None:
     ours.answer(RoundRequest(replace(asked, tau=5), 0))
     with pytest.raises(
         BeyondLimits,
-        match="6 local updates are asked for in a round; this node's max_tau is 5",
+        match="6 local updates are requested in a round; this node's max_tau is 5",
     ):
         ours.answer(RoundRequest(replace(asked, tau=6), 0))
 

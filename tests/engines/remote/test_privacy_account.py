@@ -90,7 +90,7 @@ def test_an_account_is_of_nodes_or_of_samples(tmp_path: Path) -> None:
     account = PrivacyAccount(tmp_path / "told.json", 2.0, 1e-5, per_sample=True)
     with pytest.raises(
         BeyondLimits,
-        match=r"protects nodes, and this node.s .?privacy_limit.? is of single samples",
+        match=r"protects nodes, and this node.s .?privacy_limit.? is for single samples",
     ):
         account.pay("one", round_of(0.01))
     first = Broadcast.first(
@@ -98,5 +98,5 @@ def test_an_account_is_of_nodes_or_of_samples(tmp_path: Path) -> None:
     )
     account.pay("one", replace(first, private=Private(1.0, 0.02, 100)))
     assert account.spent == pytest.approx(epsilon_of(0.02, 1e-5))
-    with pytest.raises(UserError, match="it is of single samples"):
+    with pytest.raises(UserError, match="it is for single samples"):
         PrivacyAccount(tmp_path / "told.json", 2.0, 1e-5).pay("one", round_of(0.01))

@@ -107,28 +107,28 @@ ONE_MORE = np.array([[[1] + [0] * (BINS - 1), [4] + [0] * (BINS - 1)]])
     [
         (Tally(0, 0.1), "of 0 samples"),
         (Tally(2**41, 0.1), "of 2199023255552 samples"),
-        (Tally(9, 0.1, counts()), "not those of as many samples"),
+        (Tally(9, 0.1, counts()), "class counts that do not match"),
         (Tally(10, 0.1, counts(actual=[-1, 11])), "counts from -1 to 11"),
-        (Tally(10, 0.1, counts(right=[6, 3])), "not those of as many samples"),
-        (Tally(10, 0.1, counts(predicted=[6, 5])), "not those of as many samples"),
+        (Tally(10, 0.1, counts(right=[6, 3])), "class counts that do not match"),
+        (Tally(10, 0.1, counts(predicted=[6, 5])), "class counts that do not match"),
         (
             Tally(10, 0.1, counts(actual=[10], predicted=[10], right=[3])),
             "counts of 1, 1 and 1 classes",
         ),
         (Tally(10, 0.1, counts(right=[4, 3, 0])), "counts of 2, 2 and 3 classes"),
         (Tally(10, 0.1, counts(scores=np.zeros((3, 2, BINS)))), "histograms of 3 scores"),
-        (Tally(10, 0.1, counts(scores=ONE_MORE)), "not of all samples"),
+        (Tally(10, 0.1, counts(scores=ONE_MORE)), "do not match the number of samples"),
         (
             Tally(10, 0.1, counts(actual=[5, 5], predicted=[5, 5])),
-            "of as many samples of each class",
+            "do not match the samples of each class",
         ),
-        (Tally(10, 0.1, errors=ErrorSums(np.nan, 1, 1, 1)), "add up to nan"),
-        (Tally(10, 0.1, errors=ErrorSums(1, -1, 1, 1)), "a spread of -1"),
+        (Tally(10, 0.1, errors=ErrorSums(np.nan, 1, 1, 1)), "the sum nan"),
+        (Tally(10, 0.1, errors=ErrorSums(1, -1, 1, 1)), "the spread -1"),
         (Tally(10, 0.1, errors=ErrorSums(1, 1, -1, 1)), "errors of -1"),
         (Tally(10, 0.1, own={"x" * 201: 1.0}), "long names"),
         (
             Tally(10, 0.1, own={str(number): 1.0 for number in range(65)}),
-            "65 metrics of its own",
+            "65 custom metrics",
         ),
     ],
 )
@@ -140,7 +140,7 @@ def test_what_cannot_be_is_refused(tally: Tally, reason: str) -> None:
 def test_as_many_as_were_asked_for() -> None:
     tally = replace(of_classes(0, 20, 3), own={})
     for asked in (0, 2):
-        with pytest.raises(PeerError, match=f"1 tallies where {asked} were asked for"):
+        with pytest.raises(PeerError, match=f"1 tallies instead of {asked}"):
             unpack_tallies(pack_tallies([tally]), asked)
 
 

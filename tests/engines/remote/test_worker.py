@@ -101,7 +101,7 @@ def test_a_memory_goes_back_as_far_as_the_aggregator_may_and_no_further(
     assert list(work.rounds) == [first, first + 1]
     for number in (first - 1, first + 2, 9):
         with pytest.raises(
-            PeerError, match=f"cannot stand after round {number}, only after"
+            PeerError, match=f"no memory of round {number}, only of"
         ):
             work.answer(RoundRequest(replace(broadcast[8], round=10), number))
     work.answer(RoundRequest(broadcast[5], 0))  # as one that has just joined
@@ -130,7 +130,7 @@ def test_a_trial_leaves_no_trace() -> None:
 def test_work_comes_after_a_welcome() -> None:
     with pytest.raises(LocalError):
         Worker(node_data(0)).answer(RoundRequest(broadcasts()[0], 0))
-    with pytest.raises(PeerError, match="numbers for 2 nodes, where there are 1"):
+    with pytest.raises(PeerError, match="numbers for 2 nodes instead of 1"):
         Worker(node_data(0)).start(Welcome(RUN, task(), (0, 1)))
 
 
@@ -291,7 +291,7 @@ def test_work_that_recalls_the_memories_of_other_work_goes_on_to_the_bit() -> No
     assert bits(answers(second, broadcast[3:])) == bits(
         alone[3:]
     )  # from the older of the two
-    with pytest.raises(PeerError, match="cannot stand after round 2, only after"):
+    with pytest.raises(PeerError, match="no memory of round 2, only of"):
         second.answer(RoundRequest(broadcast[2], 2))
 
 

@@ -1,18 +1,14 @@
-"""Messages to nodes behind Flower's grid, and their replies.
+"""Nodes behind Flower's grid: messages, replies and the transport of the network engine.
 
-A node that is sent a message owes a reply, until that has come or Flower says that it never will.
-
-Flower tells nobody when a reply has come: it is asked again and again here, more often than its own `send_and_receive`
-does, because whoever waits pays for the time. How often nodes ask for their messages is Flower's affair.
-
-Flower's grid as the network engine wants it: asks nodes, and gathers what they answer.
-
-A node that is asked owes a reply, and is not asked again before it has come or Flower says that it never will: what
-comes after its round is discarded. So no more than one message waits for any node. The bookkeeping of a round is in
-engines/remote/round.py.
-
-A node that comes later is asked what it has, and takes part from then on. Flower may know one that is started anew by
-another number: where it has the partition of a node that is gone, it is that node, come back without its memory.
+- A node that received a message is awaited until its reply arrives or Flower reports that
+  none will come. It receives no other message before that, so at most one waits for any
+  node. A reply after its round is discarded. The rules of a round are in
+  engines/remote/round.py.
+- Flower does not notify when a reply arrives. `Mailbox` polls more often than Flower's own
+  `send_and_receive`, because waiting costs budget. Flower decides how often nodes poll.
+- A node that connects later is asked for its description, and takes part from then on.
+  Flower may give a restarted node another number. If it has the partition of a node that is
+  gone, it continues as that node, without memory.
 """
 
 import logging
@@ -37,26 +33,29 @@ from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError, Work
 from fedbudget.resources.resource import NodeCosts
 
+LOG = logging.getLogger("flwr")
+"""Flower's own log, which `flwr log` shows."""
+
 LONG_LIFE = 3600.0
-"""Seconds for which any message is good, at least: machines' clocks differ, so it is long."""
+"""Minimum lifetime of a message in seconds: long, because machines' clocks differ."""
 
 POLL = 0.1
-"""Seconds between two looks, at most."""
+"""Maximum number of seconds between two polls."""
 
-# seconds between two looks, and how many in the time waited so far
-_QUICKEST = 0.005
-_OFTEN = 20
-_LOOK_FOR_NODES = 1.0  # seconds between two looks at who is connected
+_MIN_POLL = 0.005  # seconds
+_POLLS = 20  # number of polls in the time waited so far
+_NODES_POLL = 1.0  # seconds between two queries for connected nodes
 _PATIENCE = 600.0  # seconds for an answer before the first round
+_DEADLINES_TO_LIVE = 10  # lifetime of a message, in deadlines of its round
 _Result = TypeVar("_Result")
 
 
 class Reply(NamedTuple):
-    """What has come from a node.
+    """A reply of a node.
 
     Args:
       node: Flower's number of it.
-      round: that it was asked for; 0 before the first.
+      round: of the request; 0 before the first.
     """
 
     node: int
@@ -64,130 +63,12 @@ class Reply(NamedTuple):
     message: Message
 
 
-class Mailbox:
-    """Sends messages over a grid, and collects replies.
-
-    Args:
-      counters: of what has passed.
-    """
-
-    def __init__(self, grid: Grid, counters: Counters) -> None:
-        self.online: set[int] = (
-            set()
-        )  # Flower's numbers of nodes that were connected at the last look
-        self.round_trip = np.inf  # seconds of the quickest message to all: the first may have had to start something
-        self.keeps_errors = False  # what Flower raises is kept as `error`, and not raised
-        self.error = ""
-        self._grid = grid
-        self._counters = counters
-        self._owed: dict[
-            str, tuple[int, int]
-        ] = {}  # who owes a reply and of which round, by the message
-        self._looked = -np.inf
-
-    def look_for_nodes(self) -> set[int]:
-        """Who is connected now, or was a moment ago."""
-        if time.monotonic() - self._looked > _LOOK_FOR_NODES:
-            self.online = self._call(lambda: set(self._grid.get_node_ids()), self.online)
-            self._looked = time.monotonic()
-        return self.online
-
-    def owing(self) -> set[int]:
-        return {node for node, _ in self._owed.values()}
-
-    def send(
-        self,
-        contents: Mapping[int, RecordDict],
-        kind: str,
-        *,
-        life: float = LONG_LIFE,
-        round_: int = 0,
-    ) -> None:
-        """Sends to nodes that owe nothing.
-
-        Args:
-          life: for how many seconds the messages are good.
-        """
-        group = str(round_) if round_ else ""
-        messages = [
-            Message(content, node, kind, ttl=life, group_id=group)
-            for node, content in contents.items()
-        ]
-        none: set[str] = set()
-        sent = (
-            self._call(lambda: set(self._grid.push_messages(messages)), none)
-            if messages
-            else none
-        )
-        for message in messages:
-            if message.metadata.message_id in sent:
-                self._owed[message.metadata.message_id] = (
-                    message.metadata.dst_node_id,
-                    round_,
-                )
-                self._counters.sent += records.size(message.content)
-
-    def replies(self) -> list[Reply]:
-        """Those that have come."""
-        waiting = list(self._owed)
-        none = list[Message]()
-        replies = []
-        for message in (
-            self._call(lambda: list(self._grid.pull_messages(waiting)), none)
-            if waiting
-            else none
-        ):
-            owed = self._owed.pop(message.metadata.reply_to_message_id, None)
-            if owed is not None:
-                self._counters.received += (
-                    records.size(message.content) if message.has_content() else 0
-                )
-                replies.append(Reply(*owed, message))
-        return replies
-
-    def exchange(self, contents: Mapping[int, RecordDict], kind: str) -> dict[int, Message]:
-        """Sends to all, and waits for all."""
-        began = time.monotonic()
-        self.send(contents, kind)
-        replies: dict[int, Message] = {}
-        while self._owed and time.monotonic() < began + _PATIENCE:
-            time.sleep(pause(began))
-            replies |= {reply.node: reply.message for reply in self.replies()}
-        self.round_trip = min(self.round_trip, time.monotonic() - began)
-        return replies
-
-    def _call(self, call: Callable[[], _Result], otherwise: _Result) -> _Result:
-        """What Flower gives. It may raise anything, when the run is stopped or the SuperLink is gone."""
-        try:
-            return call()
-        except Exception as error:
-            if not self.keeps_errors:
-                raise
-            self.error = (
-                self.error or f"Flower carries no more messages of this run: {error}"
-            )
-            return otherwise
-
-
-def pause(began: float) -> float:
-    """Seconds until the next look: few where replies take milliseconds, as in a simulation."""
-    return min(POLL, max(_QUICKEST, (time.monotonic() - began) / _OFTEN))
-
-
-LOG = logging.getLogger("flwr")
-"""Flower's own log, which `flwr log` shows."""
-
-_DEADLINES_TO_LIVE = (
-    10  # so many times the time that a round may take is a message good for
-)
-
-
-class Described(NamedTuple):
-    """A node that has said what it has.
+class DescribedNode(NamedTuple):
+    """A node with the description of its samples.
 
     Args:
       node: Flower's number of it.
-      partition: which share of the run's dataset it has, if that is what it has.
+      partition: index of its part of the run's dataset, if it has one.
     """
 
     node: int
@@ -196,10 +77,10 @@ class Described(NamedTuple):
 
 
 class RefusedByNode(PeerError):
-    """A node says that it cannot do what it is asked to.
+    """A node refuses a request.
 
     Args:
-      lost: because it does not remember what it must.
+      lost: whether the reason is missing memory.
     """
 
     def __init__(self, reason: str, lost: bool) -> None:
@@ -212,7 +93,7 @@ class GridNodes:
 
     Args:
       run: the run's name.
-      max_share: the largest share of the average that one node may have, where they are three or more; see `Members`.
+      max_share: largest share of the average for one of three or more nodes; see `Members`.
     """
 
     def __init__(self, grid: Grid, run: str, max_share: float | None = None) -> None:
@@ -224,36 +105,40 @@ class GridNodes:
         self._model: str | ModelDescription | None = None
         self._task: Task | None = None
         self._pending: PendingRound[int] | None = None
-        self._partitions: dict[int, int | None] = {}  # of all that were let in or refused
-        self._newcomers: list[Described] = []  # that are not let in yet
+        self._partitions: dict[int, int | None] = {}  # of admitted and refused nodes
+        self._newcomers: list[DescribedNode] = []  # not admitted yet
         self._failure = ""
         self._stopped = False
 
     @property
     def error(self) -> str:
-        """Why there can be no more rounds, once that is so."""
+        """Why no further round is possible; empty if one is."""
         return self._failure or self.mailbox.error
 
     # Before the first round.
 
-    def describe(self, nodes: int, model: str | ModelDescription | None) -> list[Described]:
-        """Waits until so many nodes are connected, and asks what they have; gives them in the order of numbers.
+    def describe(
+        self, nodes: int, model: str | ModelDescription | None
+    ) -> list[DescribedNode]:
+        """Wait for this many nodes, and request their descriptions.
 
         Args:
-          model: what will be trained, as of a task; a node that has another is refused, now or later. None where that
-            depends on what nodes have.
+          model: of the run; a node with another model is refused, now or later. None if the
+            model depends on the nodes' data.
+
+        Returns: the nodes, in the order of partitions or of Flower's numbers.
         """
         self._model = model
         last = -1
-        while len(online := self.mailbox.look_for_nodes()) < nodes:
+        while len(online := self.mailbox.find_nodes()) < nodes:
             if len(online) != last:
-                LOG.info("%d of %d nodes are here", len(online), nodes)
+                LOG.info("%d of %d nodes are connected", len(online), nodes)
             last = len(online)
             time.sleep(POLL)
         replies = self.mailbox.exchange(
             {node: RecordDict() for node in sorted(online)}, "query.describe"
         )
-        described: list[Described] = []
+        described: list[DescribedNode] = []
         refused: list[str] = []
         for node in sorted(online):
             try:
@@ -262,22 +147,24 @@ class GridNodes:
                 refused.append(f"{self._name(node)}: {error}")
                 LOG.warning("%s", refused[-1])
         if len(described) < nodes:
-            count = f"{len(described)} of {len(online)} nodes could say what they have, and {nodes} are needed"
+            count = (
+                f"{len(described)} of {len(online)} nodes could describe their data, and "
+                f"{nodes} are needed"
+            )
             raise UserError("; ".join([count, *refused[:1]]))
         partitions = {each.partition for each in described}
         if None in partitions or len(partitions) < len(described):
             return described
         return sorted(described, key=lambda each: each.partition or 0)
 
-    def start(self, task: Task, described: Sequence[Described]) -> list[NodeCosts]:
-        """Tells all what is trained; gives what a trial round has cost at each."""
+    def start(self, task: Task, described: Sequence[DescribedNode]) -> list[NodeCosts]:
+        """Send the task to all; return the costs of each node's trial round."""
         self._task = task
         self._model = task.model
-        self._partitions = dict.fromkeys(
-            self.mailbox.online
-        )  # whoever could not say what it has is not asked again
+        # A node that failed to describe its data is not asked again.
+        self._partitions = dict.fromkeys(self.mailbox.online)
         for each in described:
-            self._let_in(each)
+            self._admit(each)
         replies = self.mailbox.exchange(
             {node: self._welcome(node) for node in self.members}, "query.trial"
         )
@@ -289,10 +176,10 @@ class GridNodes:
                 raise WorkError(f"{self._name(node)} cannot take part: {error}") from None
         return trials
 
-    # As the network engine wants it.
+    # The transport of the network engine (`RemoteNodes`).
 
     def lost(self, coming: int) -> list[int]:
-        self._let_in_newcomers(None)
+        self._admit_newcomers(None)
         return self.members.take_lost(coming, self.mailbox.online)
 
     def begin(
@@ -308,13 +195,14 @@ class GridNodes:
         now = time.monotonic()
         if self.compressor.kind != "none":
             broadcast = replace(broadcast, compress=self.compressor.kind)
-        self.mailbox.keeps_errors = (
-            True  # from now on what Flower raises ends the run in order
-        )
-        ends = now + timeout, now + left - POLL
-        left_out = self.members.with_any(resting)
+        self.mailbox.keeps_errors = True  # from now on an error of Flower ends the run
         self._pending = PendingRound(
-            broadcast, least, *ends, needs_reports=needs_reports, resting=left_out
+            broadcast,
+            least,
+            deadline=now + timeout,
+            end=now + left - POLL,
+            needs_reports=needs_reports,
+            resting=self.members.having(resting),
         )
         self._ask(self._pending)
 
@@ -328,20 +216,20 @@ class GridNodes:
                 if reply.round:
                     self._receive(pending, reply)
                 else:
-                    self._meet(reply)
+                    self._add_newcomer(reply)
         self._pending = None
         return pending.close(self.members, {})
 
     def wake(self) -> None:
-        """Ends what is being waited for."""
+        """Stop waiting."""
         self._stopped = True
 
     def node_statuses(self) -> list[NodeStatus]:
-        """How all nodes are doing; from any thread."""
+        """Status of all nodes; from any thread."""
         now = time.time()
         online = self.mailbox.online
-        owing = self.mailbox.owing()
-        states = {node: "at work" if node in owing else "idle" for node in online}
+        awaited = self.mailbox.awaited()
+        states = {node: "at work" if node in awaited else "idle" for node in online}
         members = sorted(
             self.members.snapshot().items(), key=lambda item: int(item[1].numbers[0])
         )
@@ -351,10 +239,10 @@ class GridNodes:
         ]
 
     def close(self, farewell: Farewell) -> None:
-        """Nodes need not be told: Flower tells them nothing more of this run."""
+        """Do nothing: Flower sends nodes no further messages of this run."""
 
     def state(self) -> None:
-        """A run over Flower cannot be resumed."""
+        """Return None: a run over Flower cannot be resumed."""
 
     # A round.
 
@@ -362,54 +250,52 @@ class GridNodes:
         pending.stopped = self._stopped or bool(self.error)
         step = pending.next_step(time.monotonic(), self.members)
         if step is NextStep.ASK:
-            self._let_in_newcomers(pending)
+            self._admit_newcomers(pending)
             self._ask(pending)
         elif step is NextStep.GIVE_UP:
-            self._failure = (
-                f"too few nodes can make round {pending.broadcast.round}: {pending.failure}"
-            )
+            number = pending.broadcast.round
+            self._failure = f"too few nodes can make round {number}: {pending.failure}"
         return step in (NextStep.CLOSE, NextStep.GIVE_UP)
 
     def _ask(self, pending: PendingRound[int]) -> None:
-        """All that are connected, owe nothing, and can be asked in this round."""
+        """Ask all connected idle nodes that may be asked in this round."""
         broadcast = pending.broadcast
-        online = self.mailbox.look_for_nodes()
-        owing = self.mailbox.owing()
+        online = self.mailbox.find_nodes()
+        awaited = self.mailbox.awaited()
         contents: dict[int, RecordDict] = {}
-        # By base round and number of updates: the vectors, which may be large, are shared.
+        # By base round and number of updates, because vectors may be large.
         requests: dict[tuple[int, Work | None], RecordDict] = {}
         for node, member in self.members.items():
-            if node not in online or node in owing or not pending.can_ask(node):
+            if node not in online or node in awaited or not pending.can_ask(node):
                 continue
-            base_round = member.base_round
             own = broadcast.to(member.numbers)
-            if (base_round, own.work) not in requests:
-                catch_up = base_round != broadcast.round - 1
-                told = (
-                    {}
-                    if catch_up or not base_round
-                    else self.compressor.differences(broadcast)
-                )
-                request = records.request_out(
-                    RoundRequest(own, base_round), catch_up=catch_up, differences=told
-                )
-                requests[base_round, own.work] = request
+            key = (member.base_round, own.work)
+            if key not in requests:
+                requests[key] = self._request(own, member.base_round)
             contents[node] = self._welcome(node)
-            contents[node].update(requests[base_round, own.work])
+            contents[node].update(requests[key])
             pending.ask(node)
         life = max(LONG_LIFE, _DEADLINES_TO_LIVE * (pending.deadline - time.monotonic()))
         self.mailbox.send(contents, "train", life=life, round_=broadcast.round)
-        for node in () if self.error else contents.keys() - self.mailbox.owing():
-            self._fail(pending, node, "Flower has not taken the message")
-        new = (
-            self.mailbox.online - self._partitions.keys()
-        )  # who is asked what it has, and takes part later
+        for node in () if self.error else contents.keys() - self.mailbox.awaited():
+            self._fail(pending, node, "Flower did not accept the message")
+        # New nodes describe their data now and take part later.
+        new = self.mailbox.online - self._partitions.keys()
         self._partitions |= dict.fromkeys(new)
         self.mailbox.send({node: RecordDict() for node in new}, "query.describe")
 
+    def _request(self, broadcast: Broadcast, base_round: int) -> RecordDict:
+        catch_up = base_round != broadcast.round - 1
+        differences: Mapping[str, bytes] = {}
+        if base_round and not catch_up:
+            differences = self.compressor.differences(broadcast)
+        return records.request_out(
+            RoundRequest(broadcast, base_round), catch_up=catch_up, differences=differences
+        )
+
     def _receive(self, pending: PendingRound[int], reply: Reply) -> None:
         node = reply.node
-        if not pending.owes(node, reply.round):
+        if not pending.expects(node, reply.round):
             self.counters.late += 1
             LOG.info(
                 "%s's report of round %d came too late, and is discarded",
@@ -432,10 +318,10 @@ class GridNodes:
         pending.fail(node, f"{self._name(node)}: {reason}")
         LOG.warning("round %d, %s", pending.broadcast.round, pending.failure)
 
-    # Nodes that come later.
+    # Nodes that connect later.
 
-    def _meet(self, reply: Reply) -> None:
-        """One that is new has said what it has."""
+    def _add_newcomer(self, reply: Reply) -> None:
+        """Check the description of a new node."""
         assert self._task is not None
         if reply.node in self.members:
             return
@@ -447,75 +333,176 @@ class GridNodes:
             return
         self._newcomers.append(described)
 
-    def _let_in_newcomers(self, pending: PendingRound[int] | None) -> None:
-        """Between two rounds, or into one that has too few; not in the place of an answer in it."""
-        newcomers, self._newcomers = self._newcomers, []
+    def _admit_newcomers(self, pending: PendingRound[int] | None) -> None:
+        """Admit new nodes between rounds, or into a round with too few nodes.
+
+        A new node does not replace a node that has answered in the pending round.
+        """
+        newcomers = self._newcomers
+        self._newcomers = []
         for described in newcomers:
-            place = self._place(described)
-            if pending is not None and place in pending.answers:
+            former = self._former(described)
+            if pending is not None and former in pending.answers:
                 self._newcomers.append(described)
                 continue
-            self._let_in(described, place)
+            self._admit(described, former)
             LOG.info(
                 "%s has joined, with %d samples",
                 self._name(described.node),
                 sum(described.samples.sizes),
             )
-            if pending is not None and place is not None:
-                pending.forget(place)
+            if pending is not None and former is not None:
+                pending.forget(former)
 
-    def _place(self, described: Described) -> int | None:
-        """Who is gone and was the same node."""
-        away = self.members.keys() - self.mailbox.online
-        size = len(described.samples.sizes)
+    def _former(self, described: DescribedNode) -> int | None:
+        """Number of a disconnected node that was the same node, if any."""
         if described.partition is None:
             return None
-        same = (
-            node
-            for node, partition in self._partitions.items()
-            if partition == described.partition
-        )
-        return next(
-            (node for node in same if node in away and len(self.members[node]) == size),
-            None,
-        )
+        for node, partition in self._partitions.items():
+            away = node in self.members and node not in self.mailbox.online
+            if (
+                away
+                and partition == described.partition
+                and len(self.members[node]) == len(described.samples.sizes)
+            ):
+                return node
+        return None
 
-    def _let_in(self, described: Described, place: int | None = None) -> None:
-        if place is None:
+    def _admit(self, described: DescribedNode, former: int | None = None) -> None:
+        if former is None:
             self.members.join(described.node, described.samples.sizes)
         else:
-            self.members.replace(place, described.node, described.samples.sizes)
+            self.members.replace(former, described.node, described.samples.sizes)
         self._partitions[described.node] = described.partition
 
-    def _described(self, node: int, reply: Message | None) -> Described:
+    def _described(self, node: int, reply: Message | None) -> DescribedNode:
         hello, partition = records.hello_in(_content(reply))
         if self._model is not None:
             require_model(hello.model, self._model)
-        return Described(node, hello.samples, partition)
+        return DescribedNode(node, hello.samples, partition)
 
     def _welcome(self, node: int) -> RecordDict:
         assert self._task is not None
-        return records.welcome_out(
-            Welcome(self._run, self._task, tuple(self.members[node].numbers.tolist()))
-        )
+        numbers = tuple(self.members[node].numbers.tolist())
+        return records.welcome_out(Welcome(self._run, self._task, numbers))
 
     def _name(self, node: int) -> str:
-        """For people: our number, and Flower's."""
+        """Name in messages: the node's number, and Flower's."""
         member = self.members.get(node)
-        return (
-            f"Flower's node {node}"
-            if member is None
-            else f"node {member.numbers[0]} (Flower's {node})"
-        )
+        if member is None:
+            return f"Flower's node {node}"
+        return f"node {member.numbers[0]} (Flower's {node})"
+
+
+class Mailbox:
+    """Sends messages over a grid, and collects replies.
+
+    Args:
+      counters: of traffic.
+    """
+
+    def __init__(self, grid: Grid, counters: Counters) -> None:
+        self.online: set[int] = set()  # Flower's numbers, at the last query
+        self.round_trip = np.inf  # seconds; the minimum, as the first may start processes
+        self.keeps_errors = False  # whether to store Flower's errors in `error`
+        self.error = ""
+        self._grid = grid
+        self._counters = counters
+        self._awaited: dict[str, tuple[int, int]] = {}  # node and round, by message
+        self._queried = -np.inf
+
+    def find_nodes(self) -> set[int]:
+        """Nodes that are connected now, or were a moment ago."""
+        if time.monotonic() - self._queried > _NODES_POLL:
+            self.online = self._call(lambda: set(self._grid.get_node_ids()), self.online)
+            self._queried = time.monotonic()
+        return self.online
+
+    def awaited(self) -> set[int]:
+        """Nodes whose reply is awaited."""
+        return {node for node, _ in self._awaited.values()}
+
+    def send(
+        self,
+        contents: Mapping[int, RecordDict],
+        kind: str,
+        *,
+        life: float = LONG_LIFE,
+        round_: int = 0,
+    ) -> None:
+        """Send messages to idle nodes.
+
+        Args:
+          contents: by node.
+          life: lifetime of the messages in seconds.
+          round_: of the request; 0 before the first.
+        """
+        if not contents:
+            return
+        group = str(round_) if round_ else ""
+        messages = [
+            Message(content, node, kind, ttl=life, group_id=group)
+            for node, content in contents.items()
+        ]
+        sent = self._call(lambda: set(self._grid.push_messages(messages)), set[str]())
+        for message in messages:
+            number = message.metadata.message_id
+            if number in sent:
+                self._awaited[number] = (message.metadata.dst_node_id, round_)
+                self._counters.sent += records.size(message.content)
+
+    def replies(self) -> list[Reply]:
+        """Replies that have arrived."""
+        waiting = list(self._awaited)
+        if not waiting:
+            return []
+        replies = []
+        for message in self._call(
+            lambda: list(self._grid.pull_messages(waiting)), list[Message]()
+        ):
+            request = self._awaited.pop(message.metadata.reply_to_message_id, None)
+            if request is None:
+                continue
+            if message.has_content():
+                self._counters.received += records.size(message.content)
+            replies.append(Reply(*request, message))
+        return replies
+
+    def exchange(self, contents: Mapping[int, RecordDict], kind: str) -> dict[int, Message]:
+        """Send to all nodes, and wait for all replies."""
+        began = time.monotonic()
+        self.send(contents, kind)
+        replies: dict[int, Message] = {}
+        while self._awaited and time.monotonic() < began + _PATIENCE:
+            time.sleep(pause(began))
+            replies |= {reply.node: reply.message for reply in self.replies()}
+        self.round_trip = min(self.round_trip, time.monotonic() - began)
+        return replies
+
+    def _call(self, call: Callable[[], _Result], otherwise: _Result) -> _Result:
+        """Call Flower, which may raise anything if the run or the SuperLink has stopped."""
+        try:
+            return call()
+        except Exception as error:
+            if not self.keeps_errors:
+                raise
+            if not self.error:
+                self.error = f"Flower sends no more messages of this run: {error}"
+            return otherwise
+
+
+def pause(began: float) -> float:
+    """Seconds until the next poll: short if replies take milliseconds, as simulated."""
+    return min(POLL, max(_MIN_POLL, (time.monotonic() - began) / _POLLS))
 
 
 def _content(reply: Message | None) -> RecordDict:
-    """What a node has said, when it is not that it cannot."""
+    """Content of a reply; raise `PeerError` for an error, a refusal or no reply."""
     if reply is None:
-        raise PeerError("it does not answer; is its SuperNode well?")
+        raise PeerError("it does not answer; check its SuperNode")
     if reply.has_error():
-        raise PeerError(f"Flower says: {reply.error.reason} (error {reply.error.code})")
-    reason = records.refusal_in(reply.content)
-    if reason is not None:
-        raise RefusedByNode(*reason)
+        raise PeerError(f"Flower error {reply.error.code}: {reply.error.reason}")
+    refusal = records.refusal_in(reply.content)
+    if refusal is not None:
+        raise RefusedByNode(*refusal)
     return reply.content

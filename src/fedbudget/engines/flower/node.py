@@ -1,9 +1,11 @@
-"""A node, as Flower's ClientApp is called: with one message, in a process that may be gone after it.
+"""A node behind Flower's ClientApp: one message per call, perhaps one call per process.
 
-What the node remembers is in the context that Flower keeps for it: how its fleet stood after each of the last two
-rounds that it made, because the last may not have been counted. A node that does not remember what it must says so.
+The node's memory is in the context that Flower keeps for it: its state after each of its
+last two rounds, because the aggregator may not have counted the last. A node without the
+required memory reports that.
 
-A person's mistake (a file that is not there) is an answer too, and not an error: it is told where the run was started.
+A user's mistake, such as a missing file, is sent as a refusal, so that it appears at the
+start of the run.
 """
 
 from collections.abc import Callable
@@ -20,15 +22,19 @@ from fedbudget.models.base import Model
 from fedbudget.protocol.messages import LocalError, PeerError
 from fedbudget.protocol.state import FleetState
 
+_ROUNDS = 2  # number of rounds in memory
+_MEMORY = "fedbudget"  # prefix of our records in the context
+_warm: set[str] = set()  # runs of which this process has made an update
+
 
 @dataclass(frozen=True)
 class NodeSetup:
     """How a node takes part.
 
     Args:
-      partition: which share of the run's dataset it has, if that is what it has.
-      device: where PyTorch computes.
-      model: its own, where it is not one that goes by a name.
+      partition: index of its part of the run's dataset, if it has one.
+      device: of PyTorch.
+      model: its own model; None for a named model.
     """
 
     data: NodeData
@@ -38,15 +44,11 @@ class NodeSetup:
 
 
 Setup = Callable[[Context], NodeSetup]
-"""Finds that out; what is wrong with it is told where the run was started."""
-
-_ROUNDS = 2  # that are remembered
-_MEMORY = "fedbudget"  # how the names of all our records in the context begin
-_warm: set[str] = set()  # runs that this process has made an update of
+"""Returns a node's setup; its errors appear at the start of the run."""
 
 
 def reply(message: Message, context: Context, setup: Setup) -> Message:
-    """What the node's samples are like, what a round takes before the first, or a round."""
+    """Answer a message: describe the samples, run a trial, or run a round."""
     content = message.content
     kind = message.metadata.message_type
     try:
@@ -75,40 +77,43 @@ def _train(
     except (LocalError, KeyError, ValueError) as error:
         return records.refusal_out(f"the memory cannot be read: {error}", lost=True)
     if base_round not in (0, *memories):
-        reason = f"the memory cannot stand after round {base_round}, only after {sorted(memories)}"
+        reason = (
+            f"this node has no memory of round {base_round}, only of {sorted(memories)}"
+        )
         return records.refusal_out(reason, lost=True)
+
     request = records.request_in(content, worker.w_after(base_round))
     if request.broadcast.tau > 0 and welcome.run not in _warm:
         worker.warm_up(request)
         _warm.add(welcome.run)
     answer = worker.answer(request)
     remember(state, welcome, worker.memories(_ROUNDS))
-    fewer_bits = request.broadcast.compress not in (None, "none")
-    encoded = worker.encode(answer.report) if fewer_bits else None
+    compressed = request.broadcast.compress not in (None, "none")
+    encoded = worker.encode(answer.report) if compressed else None
     return records.answer_out(answer.report, answer.costs, answer.tallies, encoded)
 
 
 def remember(state: RecordDict, welcome: Welcome, memories: dict[int, FleetState]) -> None:
-    """Puts memories in the place of all that were there."""
+    """Replace all memories in the context by these."""
     for name in [name for name in state if name.startswith(_MEMORY)]:
         del state[name]
     state[_MEMORY] = ConfigRecord({"run": welcome.run, "rounds": list(memories)})
     for number, memory in memories.items():
-        state[f"{_MEMORY}-{number}-arrays"], state[f"{_MEMORY}-{number}-numbers"] = (
-            records.memory_out(memory)
-        )
+        arrays, numbers = records.memory_out(memory)
+        state[f"{_MEMORY}-{number}-arrays"] = arrays
+        state[f"{_MEMORY}-{number}-numbers"] = numbers
 
 
 def recall(state: RecordDict, welcome: Welcome) -> dict[int, FleetState]:
-    """The memories of this run, by their rounds; a context may be older than the run."""
-    known = state.config_records.get(_MEMORY)
-    if known is None or known["run"] != welcome.run:
+    """Memories of this run by round; a context may be older than the run."""
+    index = state.config_records.get(_MEMORY)
+    if index is None or index["run"] != welcome.run:
         return {}
-    names = [f"{_MEMORY}-{int(number)}" for number in known["rounds"]]  # type: ignore[union-attr]
-    arrays = state.array_records
-    numbers = state.config_records
-    memories = [
-        records.memory_in(arrays[f"{name}-arrays"], numbers[f"{name}-numbers"])
-        for name in names
-    ]
-    return {memory.broadcast.round: memory for memory in memories}
+    memories: dict[int, FleetState] = {}
+    for number in index["rounds"]:  # type: ignore[union-attr]
+        name = f"{_MEMORY}-{int(number)}"
+        memory = records.memory_in(
+            state.array_records[f"{name}-arrays"], state.config_records[f"{name}-numbers"]
+        )
+        memories[memory.broadcast.round] = memory
+    return memories

@@ -1,9 +1,11 @@
-"""Messages and memories as Flower's records, and back: arrays as arrays, numbers as metrics or configuration.
+"""Messages and memories as Flower records, and back.
 
-What comes from another machine is checked here before it is used: a report has all that was asked for, of the right
-type and shape, and nothing else. There is no pickle in it. The fields of messages and memories are those of their
-dataclasses, so a new one needs no change here. What a node says of its samples, the task that all agree on, and costs
-are the bytes that every other network carries (engines/remote), which checks them.
+Arrays become arrays; numbers become metrics or configuration. There is no pickle.
+
+Everything from another machine is checked here before use: a report has exactly the
+requested fields, with the right types and shapes. The fields of messages and memories are
+those of their dataclasses, so a new field needs no change here. Descriptions, tasks, costs
+and tallies use the byte encodings of engines/remote, which checks them.
 """
 
 import json
@@ -39,33 +41,28 @@ from fedbudget.protocol.state import FleetState
 from fedbudget.resources.resource import NodeCosts
 
 _T = TypeVar("_T")
-_ENCODED = "encoded"  # vectors of a report, one after the other, with fewer bits
+_ENCODED = "encoded"  # name of a report's concatenated, compressed vectors
 NO_DIFFERENCES: Mapping[str, bytes] = {}
 
 
 def size(content: RecordDict) -> int:
-    """Bytes of what is in a message; what Flower and HTTP put around it is not counted."""
-    arrays = sum(
-        len(array.data)
-        for record in content.array_records.values()
-        for array in record.values()
-    )
-    numbers = [*content.config_records.values(), *content.metric_records.values()]
-    return arrays + sum(len(record.deflate()) for record in numbers)
+    """Bytes of a message's content, without the overhead of Flower and HTTP."""
+    total = 0
+    for record in content.array_records.values():
+        total += sum(len(array.data) for array in record.values())
+    for numbers in (*content.config_records.values(), *content.metric_records.values()):
+        total += len(numbers.deflate())
+    return total
 
 
-# What a node says before the first round, and is told.
+# Before the first round.
 
 
 def hello_out(hello: Hello, partition: int | None) -> RecordDict:
     content: dict[str, Any] = {"hello": encodings.describe(hello).SerializeToString()}
-    return RecordDict(
-        {
-            "hello": ConfigRecord(
-                content if partition is None else content | {"partition": partition}
-            )
-        }
-    )
+    if partition is not None:
+        content["partition"] = partition
+    return RecordDict({"hello": ConfigRecord(content)})
 
 
 def hello_in(content: RecordDict) -> tuple[Hello, int | None]:
@@ -75,13 +72,8 @@ def hello_in(content: RecordDict) -> tuple[Hello, int | None]:
 
 
 def welcome_out(welcome: Welcome) -> RecordDict:
-    return RecordDict(
-        {
-            "welcome": ConfigRecord(
-                {"welcome": encodings.describe(welcome).SerializeToString()}
-            )
-        }
-    )
+    data = encodings.describe(welcome).SerializeToString()
+    return RecordDict({"welcome": ConfigRecord({"welcome": data})})
 
 
 def welcome_in(content: RecordDict) -> Welcome:
@@ -97,21 +89,20 @@ def costs_in(content: RecordDict) -> NodeCosts:
 
 
 def refusal_out(reason: str, *, lost: bool = False) -> RecordDict:
-    """A node cannot do what it is asked to.
+    """A node's refusal of a request.
 
     Args:
-      lost: because it does not remember what it must.
+      lost: whether the reason is missing memory.
     """
     return RecordDict({"refusal": ConfigRecord({"reason": reason, "lost": lost})})
 
 
 def refusal_in(content: RecordDict) -> tuple[str, bool] | None:
+    """Reason of a refusal, and whether memory is missing; None if it is no refusal."""
     record = content.config_records.get("refusal")
-    return (
-        None
-        if record is None
-        else (str(record.get("reason"))[:2000], record.get("lost") is True)
-    )
+    if record is None:
+        return None
+    return str(record.get("reason"))[:2000], record.get("lost") is True
 
 
 # A round.
@@ -123,11 +114,12 @@ def request_out(
     catch_up: bool,
     differences: Mapping[str, bytes] = NO_DIFFERENCES,
 ) -> RecordDict:
-    """A broadcast to nodes whose memory stands after the same round.
+    """A broadcast to nodes with the same base round.
 
     Args:
-      catch_up: whether they are told what they missed.
-      differences: w less the w that they know, and `mean` less w, where there is one, compressed.
+      catch_up: whether to include what they missed.
+      differences: compressed differences: of w to the w of the base round, and of `mean`
+        to w.
     """
     broadcast = request.broadcast if catch_up else replace(request.broadcast, catch_up=None)
     arrays, numbers = _value_out(broadcast)
@@ -144,50 +136,46 @@ def request_out(
 
 
 def base_round_in(content: RecordDict) -> int:
-    """The round after which a broadcast comes."""
+    """The round from whose state the node must start."""
     base_round = _config(content, "broadcast").get("base_round")
     if not isinstance(base_round, int):
-        raise PeerError("a broadcast that does not say after which round it comes")
+        raise PeerError("a broadcast without its base round")
     return base_round
 
 
 def request_in(content: RecordDict, before: Float32 | None = None) -> RoundRequest:
-    """A broadcast.
+    """Read a broadcast.
 
     Args:
-      before: the w that the node knows, [parameters].
+      before: the w of the base round, [parameters].
     """
     base_round = base_round_in(content)
     arrays = _arrays_in(content, "vectors")
-    differences = {}
-    if "differences" in content.array_records:
-        differences = _arrays_in(content, "differences")
-        arrays |= dict.fromkeys(differences, np.empty(0, np.float32))
+    differences = _arrays_in(content, "differences")
+    arrays |= dict.fromkeys(differences, np.empty(0, np.float32))
     try:
         broadcast = _value_in(Broadcast, arrays, _config(content, "broadcast"))
     except ValueError as error:
-        raise PeerError(f"a broadcast that cannot be read: {error}") from None
+        raise PeerError(f"a broadcast cannot be read: {error}") from None
     return RoundRequest(_with_differences(broadcast, differences, before), base_round)
 
 
 def _with_differences(
     broadcast: Broadcast, differences: Mapping[str, NDArray[Any]], before: Float32 | None
 ) -> Broadcast:
-    """With w, and then with what is told as a difference to it."""
+    """Apply the difference of w, and then that of `mean`, which refers to the new w."""
     if not differences:
         return broadcast
-    if (
-        before is None
-        or broadcast.compress is None
-        or not differences.keys() <= {"w", "mean"}
-    ):
-        raise PeerError("a difference to parameters that were never told")
-    for name in sorted(differences, reverse=True):
-        known = before if name == "w" else broadcast.w
-        told = decode(broadcast.compress, differences[name].tobytes(), before.size)
-        with np.errstate(over="ignore", invalid="ignore"):
-            held: Any = {name: known + told}
-        broadcast = replace(broadcast, **held)
+    kind = broadcast.compress
+    if before is None or kind is None or not differences.keys() <= {"w", "mean"}:
+        raise PeerError("a difference to parameters that were never sent")
+    with np.errstate(over="ignore", invalid="ignore"):
+        if "w" in differences:
+            change = decode(kind, differences["w"].tobytes(), before.size)
+            broadcast = replace(broadcast, w=before + change)
+        if "mean" in differences:
+            change = decode(kind, differences["mean"].tobytes(), before.size)
+            broadcast = replace(broadcast, mean=broadcast.w + change)
     return broadcast
 
 
@@ -197,10 +185,11 @@ def answer_out(
     tallies: Sequence[Tally] = (),
     encoded: bytes | memoryview | None = None,
 ) -> RecordDict:
-    """A report and what it cost.
+    """A report and its costs.
 
     Args:
-      encoded: its vectors, where they are sent with fewer bits.
+      tallies: metrics on the node's test samples.
+      encoded: the report's vectors, if they are compressed.
     """
     fields = {
         name: getattr(report, name)
@@ -222,55 +211,48 @@ def answer_out(
 def answer_in(
     content: RecordDict, broadcast: Broadcast, nodes: Int64, sizes: Int64
 ) -> Answer:
-    """A report by nodes of these numbers and sizes, with all that was asked for and nothing else."""
+    """Read the report of these nodes; raise `PeerError` if it is invalid."""
     metrics = dict(content.metric_records.get("report", {}))
     vectors = _arrays_in(content, "vectors")
     if metrics.pop("round", None) != broadcast.round:
-        raise PeerError(f"a report that is not of round {broadcast.round}")
+        raise PeerError(f"a report of another round than {broadcast.round}")
     if _ENCODED in vectors and broadcast.compress not in (None, "none"):
         vectors = _decoded(vectors[_ENCODED].tobytes(), broadcast, len(nodes))
-    for names, asked in (
+    for names, requested in (
         (metrics, report_numbers(broadcast)),
         (vectors, report_vectors(broadcast)),
     ):
-        if names.keys() != set(asked):
-            raise PeerError(
-                f"a report with {sorted(names)} where {sorted(asked)} was asked for"
-            )
+        if names.keys() != set(requested):
+            raise PeerError(f"a report with {sorted(names)} instead of {sorted(requested)}")
     for name, vector in vectors.items():
         if vector.dtype != np.float32 or vector.shape != (len(nodes), broadcast.w.size):
             raise PeerError(f"{name} of type {vector.dtype} and shape {vector.shape}")
     numbers = {name: _numbers(name, values, len(nodes)) for name, values in metrics.items()}
-    tallies = _bytes(content, "tallies") if "tallies" in content.config_records else b""
     report = Report(broadcast.round, nodes, sizes, **numbers, **vectors)  # type: ignore[arg-type]
-    return Answer(
-        report, costs_in(content), unpack_tallies(tallies, broadcast.tallies), len(tallies)
-    )
+    data = _bytes(content, "tallies") if "tallies" in content.config_records else b""
+    tallies = unpack_tallies(data, broadcast.tallies)
+    return Answer(report, costs_in(content), tallies, len(data))
 
 
 def _decoded(data: bytes, broadcast: Broadcast, rows: int) -> dict[str, NDArray[Any]]:
-    """A report's vectors, which were told with fewer bits."""
+    """Decode a report's compressed vectors."""
     kind = broadcast.compress or "none"
     names = report_vectors(broadcast)
     count = broadcast.w.size
     size = rows * encoded_size(kind, count)
     if len(data) != len(names) * size:
-        raise PeerError(
-            f"{len(data)} bytes of vectors where there should be {len(names) * size}"
-        )
-    parts = {name: data[at * size : (at + 1) * size] for at, name in enumerate(names)}
-    vectors = {
-        name: decode(kind, part, count, rows).reshape(rows, count)
-        for name, part in parts.items()
-    }
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # what is not finite is found in the result
+        raise PeerError(f"{len(data)} bytes of vectors instead of {len(names) * size}")
+    vectors: dict[str, NDArray[Any]] = {}
+    for index, name in enumerate(names):
+        part = data[index * size : (index + 1) * size]
+        vectors[name] = decode(kind, part, count, rows).reshape(rows, count)
+    # Non-finite results are detected later.
+    with np.errstate(over="ignore", invalid="ignore"):
         vectors["w"] = broadcast.w + vectors["w"]
-    return {**vectors}
+    return vectors
 
 
-# What a node remembers.
+# Memory of a node.
 
 
 def memory_out(memory: FleetState) -> tuple[ArrayRecord, ConfigRecord]:
@@ -278,17 +260,17 @@ def memory_out(memory: FleetState) -> tuple[ArrayRecord, ConfigRecord]:
 
 
 def memory_in(arrays: ArrayRecord, numbers: ConfigRecord) -> FleetState:
-    """Raises `ValueError` where it cannot be read."""
+    """Read a memory; raise `ValueError` if it is invalid."""
     return _value_in(
         FleetState, {name: array.numpy() for name, array in arrays.items()}, numbers
     )
 
 
-# Parts of them.
+# Parts of messages and memories.
 
 
 def _value_out(value: object) -> tuple[ArrayRecord, ConfigRecord]:
-    """A dataclass: its arrays, and the rest as JSON."""
+    """Split a dataclass into its arrays and the rest, as JSON."""
     plain, arrays = flatten(value)
     return _arrays_out(arrays), ConfigRecord({"numbers": json.dumps(plain)})
 
@@ -315,7 +297,7 @@ def _arrays_in(content: RecordDict, name: str) -> dict[str, NDArray[Any]]:
             for key, array in content.array_records.get(name, ArrayRecord()).items()
         }
     except (ValueError, TypeError, OSError, EOFError) as error:
-        raise PeerError(f"{name} that cannot be read: {error}") from None
+        raise PeerError(f"{name} cannot be read: {error}") from None
 
 
 def _numbers(name: str, values: object, count: int) -> Float64:

@@ -1,4 +1,7 @@
-"""What a node holds: samples that stay with it, and how they become a fleet once it knows what is trained."""
+"""The samples of a node: their description, and the fleet that trains on them.
+
+Samples never leave the node.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +13,7 @@ from fedbudget.data.agreement import Moments, TableDescription
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Rows
 from fedbudget.data.shards import Shards, Table
-from fedbudget.data.tables import in_words
+from fedbudget.data.tables import describe_unseen
 from fedbudget.engines.noise import SecretNodeNoise
 from fedbudget.engines.remote.task import (
     ANY_KIND,
@@ -28,7 +31,7 @@ from fedbudget.protocol.messages import PeerError
 from fedbudget.settings.option import Impute
 
 _MOST_FILLED = 2**16
-"""Samples in a mini-batch, at most, where it is larger than the shard: what an aggregator may ask memory for."""
+"""Maximum mini-batch beyond the shard's size: bounds the memory that a task can demand."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,10 @@ class NodeData:
 
     Args:
       dataset: as read; its test samples are not used.
-      rows: of the training samples, those of each node.
-      standardise: whether features are to be standardised together with those of all other nodes.
-      impute: of a table, what missing cells are to get.
-      test: samples that are held back to evaluate on, as a dataset of which they are all.
+      rows: indices of each node's training samples.
+      standardise: whether to standardise features together with all other nodes.
+      impute: how to fill missing cells of a table.
+      test: samples held back for evaluation, as the training samples of a dataset.
     """
 
     dataset: Dataset
@@ -52,43 +55,54 @@ class NodeData:
     def __post_init__(self) -> None:
         if self.test is not None and len(self.test.train) < FEWEST:
             raise UserError(
-                f"{len(self.test.train)} samples of {self.test.name} are too few to test on: what is told of fewer "
-                f"than {FEWEST} would tell too much of each; hold back more, or none"
+                f"{len(self.test.train)} samples of {self.test.name} are too few to test "
+                f"on: results on fewer than {FEWEST} would reveal too much of each; hold "
+                "back more, or none"
             )
 
     def samples(self) -> SamplesDescription:
-        """What is told of them."""
+        """Description of the samples, for the aggregator."""
         dataset = self.dataset
-        part = self.dataset.train
+        part = dataset.train
         sizes = tuple(len(each) for each in self.rows)
-        features = target = table = None
-        shape = dataset.shape or (dataset.features,)
         if (self.standardise or dataset.raw is not None) and sum(sizes) < FEWEST:
             raise UserError(
-                f"{dataset.name} has {sum(sizes)} samples; to be standardised it needs {FEWEST}, because the mean "
-                "of fewer would tell too much of each (a .npz is used as it is)"
+                f"{dataset.name} has {sum(sizes)} samples; standardisation needs {FEWEST}, "
+                "because the mean of fewer would reveal too much of each (a .npz is not "
+                "standardised)"
             )
-        held = (
-            np.concatenate([np.asarray(each) for each in self.rows])
-            if self.rows
-            else np.arange(0)
-        )
+        held = np.arange(0)
+        if self.rows:
+            held = np.concatenate([np.asarray(each) for each in self.rows])
+        features = None
+        table = None
+        shape = dataset.shape or (dataset.features,)
         if dataset.raw is not None:
-            own = dataset.raw.rows(held)
             table = TableDescription.of(
-                own, self.impute, fewest=FEWEST, standardise=self.standardise
+                dataset.raw.rows(held),
+                self.impute,
+                fewest=FEWEST,
+                standardise=self.standardise,
             )
             shape = (len(table.names),)
         elif self.standardise:
             features = Moments.of(part.x[held].astype(np.float64))
+        target = None
         if self.standardise and part.values is not None:
             target = Moments.of(part.values[held][:, None])
-        values = part.values is not None
-        stored = str(part.x.dtype) if dataset.store is None else ANY_KIND
-        likeness = shape, stored, dataset.scale, dataset.classes, values, dataset.parity
-        tested = 0 if self.test is None else len(self.test.train)
         return SamplesDescription(
-            sizes, *likeness, features, target, dataset.integers, table, test_samples=tested
+            sizes,
+            shape,
+            stored=str(part.x.dtype) if dataset.store is None else ANY_KIND,
+            scale=dataset.scale,
+            classes=dataset.classes,
+            values=part.values is not None,
+            parity=dataset.parity,
+            features=features,
+            target=target,
+            integers=dataset.integers,
+            table=table,
+            test_samples=0 if self.test is None else len(self.test.train),
         )
 
     def fleet(
@@ -99,23 +113,31 @@ class NodeData:
         device: str = "auto",
         own_model: Model | str | None = None,
     ) -> Fleet:
-        """The nodes, ready to train; refuses a task that is not the one this data, or the node's own model, is for."""
+        """Build the fleet of these nodes.
+
+        Args:
+          numbers: of the nodes in the run.
+          device: of PyTorch.
+          own_model: the node's own model, or the only name that it accepts.
+
+        Raises:
+          UserError: if the task does not fit the data or the node's own model.
+        """
         try:
             require_model(describe_own(own_model), task.model)
         except PeerError as error:
             raise UserError(f"this node cannot take part: {error}") from None
-        dataset = self.as_agreed(task.samples)
-        model = (
-            own_model
-            if own_model and not isinstance(own_model, str)
-            else _named_model(task, dataset, device)
-        )
+        dataset = self.aligned(task.samples)
+        if own_model is None or isinstance(own_model, str):
+            model = _named_model(task, dataset, device)
+        else:
+            model = own_model
         shards = Shards.of(dataset.table(dataset.train, model.target), self.rows)
-        if task.batch is not None and task.batch > max(
-            _MOST_FILLED, int(shards.size.max())
-        ):
+        largest = int(shards.size.max())
+        if task.batch is not None and task.batch > max(_MOST_FILLED, largest):
             raise UserError(
-                f"mini-batches of {task.batch} samples are asked for, and this node has {shards.size.max()}"
+                f"the aggregator requests mini-batches of {task.batch} samples, and this "
+                f"node has {largest}"
             )
         noise = SecretNodeNoise() if task.request.per_sample else None
         return Fleet(
@@ -123,83 +145,80 @@ class NodeData:
         )
 
     def unseen(self, agreed: SamplesDescription) -> str:
-        """In words, the categories of a table that were agreed on without; nothing where there are none."""
+        """Text about categories of this table that the layout lacks; empty if none."""
         if agreed.layout is None or self.dataset.raw is None:
             return ""
-        return in_words(agreed.layout.unseen(self.dataset.raw))
+        return describe_unseen(agreed.layout.unseen(self.dataset.raw))
 
     def test_table(self, agreed: SamplesDescription, model: Model) -> Table | None:
-        """What is held back, as the model wants it."""
-        return None if self.test is None else table_to_test_on(self.test, agreed, model)
+        """The held-back samples, as the model expects them."""
+        return None if self.test is None else evaluation_table(self.test, agreed, model)
 
-    def as_agreed(self, agreed: SamplesDescription) -> Dataset:
-        """The dataset with everyone's class numbers, and features standardised as everyone's; train samples only."""
+    def aligned(self, agreed: SamplesDescription) -> Dataset:
+        """The training samples with the agreed class numbers and standardisation."""
         dataset = self.dataset
-        how = agreed.standardization
-        unknown = [
-            name
-            for name in dataset.classes
-            if agreed.classes and name not in agreed.classes
-        ]
-        if unknown and dataset.train.labels is not None:
+        labelled = dataset.train.labels is not None
+        unknown = _unknown_class(dataset, agreed)
+        if unknown is not None and labelled:
             raise UserError(
-                f"this node has class {unknown[0]!r}, which the aggregator does not know"
+                f"this node has class {unknown!r}, which the aggregator does not know"
             )
         if agreed.layout is not None and dataset.raw is not None:
             dataset = dataset.with_layout(agreed.layout)
-        if (
-            agreed.classes
-            and agreed.classes != dataset.classes
-            and dataset.train.labels is not None
-        ):
+        if agreed.classes and agreed.classes != dataset.classes and labelled:
             dataset = dataset.with_classes(agreed.classes)
-        elif (
-            dataset.classes and not agreed.classes
-        ):  # whole numbers here, and others elsewhere
-            dataset = replace(
-                dataset, classes=(), train=replace(dataset.train, labels=None), test=None
-            )
-        if self.standardise and how is not None:
+        elif dataset.classes and not agreed.classes:  # whole numbers here, real elsewhere
+            train = replace(dataset.train, labels=None)
+            dataset = replace(dataset, classes=(), train=train, test=None)
+        standardization = agreed.standardization
+        if self.standardise and standardization is not None:
             dataset = replace(
                 dataset,
-                train=how.apply(dataset.train),
+                train=standardization.apply(dataset.train),
                 test=None,
-                standardization=how,
+                standardization=standardization,
                 scale=1.0,
             )
         return dataset
 
 
-def table_to_test_on(test: Dataset, agreed: SamplesDescription, model: Model) -> Table:
-    """Test samples as the model wants them, with everyone's class numbers and standardised as everyone's."""
+def evaluation_table(test: Dataset, agreed: SamplesDescription, model: Model) -> Table:
+    """Test samples for a model, with the agreed class numbers and standardisation."""
     samples = test.train if test.test is None else test.test
-    unknown = [
-        name for name in test.classes if agreed.classes and name not in agreed.classes
-    ]
-    if unknown:
+    unknown = _unknown_class(test, agreed)
+    if unknown is not None:
         raise UserError(
-            f"{test.name}, to test on, has class {unknown[0]!r}, which no node has"
+            f"{test.name}, to test on, has class {unknown!r}, which no node has"
         )
-    if test.features != prod(agreed.shape) and (agreed.layout is None or test.raw is None):
+    features = prod(agreed.shape)
+    if test.features != features and (agreed.layout is None or test.raw is None):
         raise UserError(
-            f"{test.name}, to test on, has {test.features} features, and nodes' data {prod(agreed.shape)}"
+            f"{test.name}, to test on, has {test.features} features, and nodes' data "
+            f"{features}"
         )
-    dataset = NodeData(
-        replace(test, train=samples, test=None), [], standardise=True
-    ).as_agreed(agreed)
+    only = replace(test, train=samples, test=None)
+    dataset = NodeData(only, [], standardise=True).aligned(agreed)
     return dataset.table(dataset.train, model.target)
 
 
 def describe_own(model: Model | str | None) -> ModelDescription | str | None:
-    """What is told of a node's own model; a name is told as it is."""
+    """Description of a node's own model; a name stays a name."""
     return model if model is None or isinstance(model, str) else describe(model)
+
+
+def _unknown_class(dataset: Dataset, agreed: SamplesDescription) -> str | None:
+    """The first class of a dataset that is not agreed on, if any."""
+    if not agreed.classes:
+        return None
+    return next((name for name in dataset.classes if name not in agreed.classes), None)
 
 
 def _named_model(task: Task, dataset: Dataset, device: str) -> Model:
     model = catalogue.build(str(task.model), dataset, task.model_options, device=device)
     if model.parameters != task.parameters:
         raise UserError(
-            f"--model {task.model} has {model.parameters} parameters with {dataset.name}, and {task.parameters} at "
-            "the aggregator; do both have the same version of fedbudget?"
+            f"the model {task.model} has {model.parameters} parameters with "
+            f"{dataset.name}, and {task.parameters} at the aggregator; install the same "
+            "version of fedbudget on both"
         )
     return model

@@ -1,17 +1,21 @@
-"""What a node will do for an aggregator, and what it will not, whoever asks.
+"""A node's own limits: what it refuses to do, and its privacy account.
 
-No sample leaves a node, but what leaves it tells of them: the update of a mini-batch of one sample tells that sample.
-So a node has limits of its own. What is beyond them is refused in words that the aggregator hears, too.
+No sample leaves a node, but updates reveal something about samples: the update of a
+mini-batch of one sample reveals that sample. So a node has its own limits. It refuses a
+request beyond them, with a reason that the aggregator receives too.
 
-What a node has told of itself in private runs, in a file of its own that outlasts them, and how much it may tell.
+The privacy account of a node is a file that outlives runs:
 
     {"rho": 0.31, "runs": {"5f0c...": {"rho": 0.31, "round": 12}}}
 
-ρ of all runs adds up, whoever the aggregators were. A node pays before it answers, also for an answer that is lost or
-made again: it cannot know what became of it. It takes the aggregator's word that noise is added for what a round says
-it costs; where single samples are protected, it adds the noise itself. What is told of a node and of a sample does not
-add up to one figure: an account is of one of them, and says so where that is samples ("unit": "sample"). Two nodes with
-the same samples need the same file, and take turns with it.
+- ρ adds up over all runs and all aggregators.
+- A node pays before it answers, also for an answer that is lost or repeated: it cannot know
+  what became of it.
+- It trusts the aggregator to add the noise that a round's cost promises. If single samples
+  are protected, the node adds the noise itself.
+- Privacy of a node and privacy of a sample do not add up. An account is for one of them; an
+  account for samples has "unit": "sample".
+- Two nodes with the same samples must share one file; they lock it in turn.
 """
 
 import fcntl
@@ -29,19 +33,22 @@ from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.privacy import MOST, epsilon_of, rho_of
 
+_UNITS = {False: "nodes", True: "single samples"}
+
 
 class BeyondLimits(UserError):
-    """An aggregator asks for what this node will not do."""
+    """An aggregator requests something that this node refuses."""
 
 
 @dataclass(frozen=True)
 class NodeLimits:
-    """A node's own limits.
+    """Limits on tasks and rounds.
 
     Args:
-      min_batch: the fewest samples in a mini-batch; whole shards are as they are.
-      max_tau: the most local updates in a round.
-      min_interval: seconds from one answer to the next, at least: a quicker aggregator waits.
+      min_batch: minimum number of samples in a mini-batch; whole shards are always allowed.
+      max_tau: maximum number of local updates in a round.
+      min_interval: minimum number of seconds between two answers; a faster aggregator
+        waits.
     """
 
     min_batch: int = 1
@@ -49,56 +56,51 @@ class NodeLimits:
     min_interval: float = 0.0
 
     def __post_init__(self) -> None:
-        if (
-            self.min_batch < 1
-            or self.max_tau < 1
-            or not 0 <= self.min_interval < float("inf")
-        ):
+        counts = min(self.min_batch, self.max_tau)
+        if counts < 1 or not 0 <= self.min_interval < math.inf:
             raise UserError(
-                "`min_batch` and `max_tau` are at least 1, and `min_interval` is in seconds, 0 or more"
+                "`min_batch` and `max_tau` must be at least 1, and `min_interval` "
+                "(seconds) at least 0"
             )
 
     def require_task(self, task: Task, smallest: int) -> None:
-        """Refuses a task.
+        """Raise `BeyondLimits` if the task is not allowed.
 
         Args:
-          smallest: samples of the smallest shard; a mini-batch that has them all is not refused.
+          smallest: size of the smallest shard; a mini-batch of the whole shard is allowed.
         """
         if task.batch is not None and task.batch < min(self.min_batch, smallest):
             raise BeyondLimits(
-                f"mini-batches of {task.batch} samples are asked for, which would tell too much of each; this node's "
-                f"`min_batch` is {self.min_batch}"
+                f"mini-batches of {task.batch} samples are requested, which would reveal "
+                f"too much of each; this node's `min_batch` is {self.min_batch}"
             )
 
     def require_round(self, broadcast: Broadcast) -> None:
-        """Refuses a round."""
+        """Raise `BeyondLimits` if the round is not allowed."""
         if broadcast.private is not None and broadcast.evaluate:
             raise BeyondLimits(
-                "what test samples say of the model is asked for, which a private run does not pay for"
+                "an evaluation on test samples is requested, which the privacy budget does "
+                "not cover"
             )
-        most = (
-            broadcast.tau
-            if broadcast.work is None
-            else max(broadcast.tau, broadcast.work.most)
-        )
+        most = broadcast.tau
+        if broadcast.work is not None:
+            most = max(most, broadcast.work.most)
         if most > self.max_tau:
             raise BeyondLimits(
-                f"{most} local updates are asked for in a round; this node's `max_tau` is {self.max_tau}"
+                f"{most} local updates are requested in a round; this node's `max_tau` is "
+                f"{self.max_tau}"
             )
-
-
-_UNITS = {False: "nodes", True: "single samples"}
 
 
 @dataclass(frozen=True)
 class PrivacyAccount:
-    """A node's own limit of privacy.
+    """A node's own privacy limit.
 
     Args:
       path: of the file.
-      limit: ε of all runs together.
+      limit: maximum ε of all runs together.
       delta: δ.
-      per_sample: it is of each sample, and not of the node with all of them.
+      per_sample: whether it protects each sample, not the node with all its samples.
     """
 
     path: Path
@@ -111,7 +113,8 @@ class PrivacyAccount:
             raise UserError(f"`privacy_delta` is between 0 and 1, not {self.delta:g}")
         if not 0 < self.limit <= MOST:
             raise UserError(
-                f"`privacy_limit` is an ε of more than 0 and at most {MOST:g}, not {self.limit:g}"
+                f"`privacy_limit` is an ε of more than 0 and at most {MOST:g}, not "
+                f"{self.limit:g}"
             )
 
     @property
@@ -120,11 +123,11 @@ class PrivacyAccount:
         return epsilon_of(self._read()["rho"], self.delta)
 
     def require_readable(self) -> None:
-        """Refuses a file that is there, and is no account."""
+        """Raise `UserError` if the file exists and is not an account."""
         self._read()
 
     def require_private(self, task: Task) -> None:
-        """Refuses a run that is not private, or that there is nothing left for."""
+        """Raise `BeyondLimits` if a run is not private, or if the limit is reached."""
         if not task.request.private:
             raise BeyondLimits(
                 "this run is not private, and this node has a `privacy_limit`"
@@ -133,7 +136,7 @@ class PrivacyAccount:
         self._require(self._read(), 0.0)
 
     def pay(self, run: str, broadcast: Broadcast) -> None:
-        """Pays for a round of a run, or refuses it."""
+        """Pay for a round of a run; raise `BeyondLimits` if that exceeds the limit."""
         private = broadcast.private
         if private is None or not 0 < private.rho < math.inf:
             raise BeyondLimits(
@@ -141,18 +144,13 @@ class PrivacyAccount:
             )
         self._require_unit(private.per_sample)
         with self._locked():
-            known = self._read()
-            self._require(known, private.rho)
-            of_run = known["runs"].get(run, {"rho": 0.0})
-            known["runs"][run] = {
-                "rho": of_run["rho"] + private.rho,
-                "round": broadcast.round,
-            }
+            account = self._read()
+            self._require(account, private.rho)
+            paid = account["runs"].get(run, {"rho": 0.0})["rho"] + private.rho
+            account["runs"][run] = {"rho": paid, "round": broadcast.round}
+            account["rho"] += private.rho
             try:
-                durable_files.replace(
-                    self.path,
-                    json.dumps({**known, "rho": known["rho"] + private.rho}).encode(),
-                )
+                durable_files.replace(self.path, json.dumps(account).encode())
             except OSError as error:
                 raise WorkError(
                     f"{self.path} cannot be written: {error.strerror}"
@@ -161,43 +159,42 @@ class PrivacyAccount:
     def _require_unit(self, per_sample: bool) -> None:
         if per_sample != self.per_sample:
             raise BeyondLimits(
-                f"this run protects {_UNITS[per_sample]}, and this node's `privacy_limit` is of "
-                f"{_UNITS[self.per_sample]}: they do not add up (`privacy_unit`)"
+                f"this run protects {_UNITS[per_sample]}, and this node's `privacy_limit` "
+                f"is for {_UNITS[self.per_sample]}: they do not add up (`privacy_unit`)"
             )
 
-    def _require(self, known: dict[str, Any], more: float) -> None:
-        after = known["rho"] + more
+    def _require(self, account: dict[str, Any], more: float) -> None:
+        after = account["rho"] + more
         if after >= rho_of(self.limit, self.delta):
             raise BeyondLimits(
-                f"this node's `privacy_limit` is ε = {self.limit:g} at δ = {self.delta:g}; it has told "
-                f"ε = {epsilon_of(known['rho'], self.delta):.3g} in {len(known['runs'])} runs ({self.path}), and would "
-                f"come to {epsilon_of(after, self.delta):.3g}"
+                f"this node's `privacy_limit` is ε = {self.limit:g} at δ = {self.delta:g}; "
+                f"it has spent ε = {epsilon_of(account['rho'], self.delta):.3g} in "
+                f"{len(account['runs'])} runs ({self.path}), and would reach "
+                f"{epsilon_of(after, self.delta):.3g}"
             )
 
     def _read(self) -> dict[str, Any]:
+        unit = "sample" if self.per_sample else "node"
         try:
-            known = json.loads(self.path.read_text(encoding="utf-8"))
-            if not (0 <= known["rho"] < math.inf and isinstance(known["runs"], dict)):
-                raise ValueError(f"ρ is {known['rho']}")
-            if known.get("unit", "node") != ("sample" if self.per_sample else "node"):
+            account = json.loads(self.path.read_text(encoding="utf-8"))
+            if not (0 <= account["rho"] < math.inf and isinstance(account["runs"], dict)):
+                raise ValueError(f"ρ is {account['rho']}")
+            if account.get("unit", "node") != unit:
                 raise ValueError(
-                    f"it is of {_UNITS[not self.per_sample]}, and `privacy_unit` says otherwise"
+                    f"it is for {_UNITS[not self.per_sample]}, unlike `privacy_unit`"
                 )
         except FileNotFoundError:
-            return {
-                "rho": 0.0,
-                "runs": {},
-                **({"unit": "sample"} if self.per_sample else {}),
-            }
+            account = {"rho": 0.0, "runs": {}}
+            return account | {"unit": unit} if self.per_sample else account
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"{self.path} is not a node's account of privacy: {error}"
             ) from None
-        return dict(known)
+        return dict(account)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among processes of this machine."""
+        """Exclude other processes on this machine."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.with_suffix(".lock").open("w") as file:

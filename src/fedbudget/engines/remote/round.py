@@ -27,7 +27,7 @@ from fedbudget.engines.remote.members import Key, Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.evaluation.points import NodeEvaluation
-from fedbudget.protocol.combine import FEWEST, cap_outliers, reference
+from fedbudget.protocol.combine import FEWEST, capped_reports, reference
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Reports, SummedReports, within
 from fedbudget.protocol.workload import NodeTimes
@@ -396,7 +396,9 @@ def _cap_answers(
 
     Returns: the answers in the order of nodes' numbers, and the outliers by member.
     """
-    reports, report_outliers = cap_outliers([answer.report for answer in counted.values()])
+    reports, report_outliers = capped_reports(
+        [answer.report for answer in counted.values()]
+    )
     costs, cost_outliers = capped_costs([answer.costs for answer in counted.values()])
     plausible = plausible_tallies([answer.tallies for answer in counted.values()])
     if summed is not None:
@@ -404,7 +406,7 @@ def _cap_answers(
     outliers: dict[Key, tuple[str, ...]] = {}
     answers = []
     for index, (key, answer) in enumerate(counted.items()):
-        names = report_outliers[index] + cost_outliers[index]
+        names: tuple[str, ...] = report_outliers[index] + cost_outliers[index]
         if not plausible[index]:
             names = ("test samples", *names)
             answer = replace(answer, tallies=())

@@ -1,9 +1,9 @@
-"""What is trained on, as nodes tell it and as all agree on it. No sample is in it.
+"""The task of a run over a network, and the description of samples. No sample is in either.
 
-Every node describes its samples when it joins. Before the first round the aggregator puts the descriptions together:
-the features must be alike, classes are those of all nodes, and where features are to be standardised it is with the
-mean and the deviation over all nodes' samples. Tables have columns with names, and a layout for all is agreed on. A
-node that joins later must fit what was agreed on.
+Every node describes its samples when it joins. Before the first round the aggregator merges
+the descriptions. Features must match; classes are those of all nodes; standardised features
+use the mean and deviation over all nodes' samples. For tables, the nodes' named columns
+become one layout. A node that joins later must fit the agreed description.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,12 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from fedbudget.data.agreement import Moments, TableDescription, agree_on_layout, in_order
+from fedbudget.data.agreement import (
+    Moments,
+    TableDescription,
+    agree_on_layout,
+    class_sort_key,
+)
 from fedbudget.data.columns import category_name
 from fedbudget.data.dataset import Dataset, Part, Standardization
 from fedbudget.data.shards import SampleStore
@@ -27,35 +32,45 @@ from fedbudget.protocol.compression import Compression
 from fedbudget.protocol.messages import PeerError, Request
 
 FEWEST = 10
-"""The fewest samples whose mean may be told: those of fewer would tell too much of each."""
+"""Minimum number of samples in a published mean: fewer would reveal too much of each."""
 
 MOST_NODES = 5_000
-"""Of one fleet: their numbers fit in a report's first message, beside a part of its vectors."""
+"""Maximum size of a fleet: its numbers fit in the first message of a report."""
+
 MOST_UPDATES = 10**9
+MOST_READINGS = 64
+
 ANY_KIND = "samples"
-"""How samples are stored that are no rows of an array: only whoever reads them knows what they are."""
+"""Storage type of samples that are not rows of an array: any Python objects."""
 
 LONG_NAME = 200
 Name = Annotated[str, Meta(max_length=LONG_NAME)]
 
-MOST_READINGS = 64
+_COMPARED = {
+    "shape": "features of shape",
+    "stored": "features stored as",
+    "scale": "features scaled by",
+    "values": "targets that are numbers:",
+    "integers": "features that are whole numbers:",
+    "parity": "classes that are even or odd:",
+}
 
 
 @dataclass(frozen=True)
 class SamplesDescription:
-    """What samples are like.
+    """Description of samples.
 
     Args:
-      sizes: how many each node of a fleet has.
+      sizes: number of samples of each node of a fleet.
       shape: of one sample's features.
-      stored: the type of a feature, as stored; `samples` where they are of any kind, and read one by one.
-      scale, classes, parity: as of a `Dataset`.
-      values: whether there is a target that is a number.
-      integers: as of a `Dataset`.
-      features, target: where features are to be standardised, and the target with them.
-      table: what a node tells of a table's columns; then `shape` is how many there are, and `features` is not told.
-      layout: how features are made of columns, as all have agreed.
-      test_samples: how many are held back to evaluate on.
+      stored: data type of a feature; `samples` for objects that are read one by one.
+      scale, classes, parity, integers: as in `Dataset`.
+      values: whether the target is a number.
+      features, target: moments for standardisation; None if not standardised.
+      table: description of a node's table columns. `shape` is then the number of columns,
+        and `features` is None.
+      layout: the agreed mapping from columns to features.
+      test_samples: number of samples held back for evaluation.
     """
 
     sizes: Annotated[
@@ -86,18 +101,22 @@ class SamplesDescription:
             self.features.mean, deviation, float(self.target.mean[0]), spread
         )
 
+    @property
+    def standardised(self) -> bool:
+        """Whether the features are to be standardised."""
+        if self.table is not None:
+            return self.table.standardise
+        return self.features is not None
+
     def empty(self) -> Dataset:
-        """A dataset of such samples that has none: what a model is built from."""
+        """A dataset of such samples without any sample, to build a model from."""
         any_kind = self.stored == ANY_KIND
-        x = np.empty((0, prod(self.shape)), np.int64 if any_kind else np.dtype(self.stored))
-        part = Part(
-            x,
-            np.empty(0, np.int64) if self.classes else None,
-            np.empty(0) if self.values else None,
-        )
+        dtype = np.int64 if any_kind else np.dtype(self.stored)
+        labels = np.empty(0, np.int64) if self.classes else None
+        values = np.empty(0) if self.values else None
         return Dataset(
             "nodes' data",
-            part,
+            Part(np.empty((0, prod(self.shape)), dtype), labels, values),
             classes=self.classes,
             scale=self.scale,
             parity=self.parity,
@@ -111,19 +130,19 @@ class SamplesDescription:
 
 @dataclass(frozen=True)
 class Task:
-    """What a node must know to take part.
+    """Everything that a node must know to take part.
 
     Args:
-      model: its name, or what it is like where nodes have it themselves.
+      model: its name, or its description if nodes have the model themselves.
       parameters: the length of w.
       batch: samples in a mini-batch; None for whole shards.
-      seed: of mini-batches.
+      seed: random seed of mini-batches.
       model_options: of the model, by name.
-      compress: how vectors are sent.
-      tau_max: the most local updates in a round.
-      samples: as agreed on; without sizes.
-      request: what nodes are asked for in every round.
-      readings: names of resources that they read the counters of, besides time.
+      compress: compression of vectors.
+      tau_max: maximum number of local updates in a round.
+      samples: the agreed description, without sizes.
+      request: what nodes report in every round.
+      readings: names of resources whose counters nodes read, in addition to time.
     """
 
     model: Name | ModelDescription
@@ -139,16 +158,14 @@ class Task:
 
     @property
     def title(self) -> str:
-        """What is trained, for people."""
-        return (
-            f"{self.model} ({self.parameters} parameters)"
-            if isinstance(self.model, str)
-            else str(self.model)
-        )
+        """The model, for log lines."""
+        if isinstance(self.model, str):
+            return f"{self.model} ({self.parameters} parameters)"
+        return str(self.model)
 
     def admit(self, theirs: SamplesDescription) -> None:
-        """Refuses samples that do not fit."""
-        _alike([self.samples, theirs])
+        """Check that a node's samples fit; raise `PeerError` otherwise."""
+        _require_alike([self.samples, theirs], "here", "elsewhere")
         if self.samples.classes:
             require_classes(theirs, self.samples.classes)
         if self.samples.layout is not None and theirs.table is not None:
@@ -159,7 +176,7 @@ class Task:
 
 
 def require_classes(theirs: SamplesDescription, classes: Sequence[str]) -> None:
-    """Refuses samples of other classes than these."""
+    """Raise `PeerError` if samples have a class that is not in `classes`."""
     new = [name for name in theirs.classes if name not in classes]
     if new:
         raise PeerError(f"its class {new[0]!r} is not one of {', '.join(classes)}")
@@ -168,23 +185,28 @@ def require_classes(theirs: SamplesDescription, classes: Sequence[str]) -> None:
 def require_model(
     theirs: str | ModelDescription | None, model: str | ModelDescription
 ) -> None:
-    """Refuses a node that has another model than the one that is trained.
+    """Raise `PeerError` if a node has another model than the run.
 
     Args:
-      theirs: what the node has: what its own is like, or the only name that it takes; None for any name.
-      model: what is trained, as of a `Task`.
+      theirs: description of the node's own model, or the only name that it accepts; None
+        for any name.
+      model: of the run, as in `Task`.
     """
     if isinstance(model, str) or not isinstance(theirs, ModelDescription):
         if theirs != model and not (theirs is None and isinstance(model, str)):
             raise PeerError(
-                f"it trains {theirs or 'what has a name'}, and the aggregator {model}; give both the same"
+                f"it trains {theirs or 'a named model'}, and the aggregator {model}; use "
+                "the same model on both"
             )
     elif difference := theirs.difference(model, "at the node", "at the aggregator"):
         raise PeerError(f"its model is not the aggregator's: {difference}")
 
 
 def rounds_ahead(parameters: int) -> int:
-    """How many rounds an aggregator may be ahead of its disk; nodes remember as many, so fewer where that is much."""
+    """Rounds that an aggregator may be ahead of its disk; 0 for large models.
+
+    Nodes keep the state of these rounds in memory.
+    """
     return 4 if parameters <= 250_000 else 0
 
 
@@ -193,38 +215,39 @@ def agree(
     names: Sequence[str] = (),
     classes: Sequence[str] | None = None,
 ) -> SamplesDescription:
-    """What all nodes' samples are like together; raises `UserError` where they do not go together.
+    """Merge the descriptions of all nodes' samples.
 
     Args:
-      names: of the nodes, for errors.
-      classes: all that there are; those of all nodes when not given.
+      names: of the nodes, for error messages.
+      classes: all classes; None for those of all nodes.
+
+    Raises:
+      UserError: if the descriptions do not match.
     """
+    first = samples[0]
+    rows = [sum(each.sizes) for each in samples]
     try:
-        first = _alike(samples, here="at one", there="at another")
-        tables = [each.table for each in samples if each.table is not None]
+        _require_alike(samples, "at one", "at another")
         layout, features = _agree_on_features(
-            samples, tables, names or [f"node {n}" for n in range(len(samples))]
+            samples, rows, names or [f"node {number}" for number in range(len(samples))]
         )
     except (PeerError, UserError) as error:
         text = error.args[0] if error.args else str(error)
-        raise UserError(f"the nodes' data do not go together: {text}") from None
+        raise UserError(f"the nodes' data do not match: {text}") from None
     agreed: tuple[str, ...] = ()
-    if all(each.classes for each in samples):
-        agreed = tuple(
-            sorted({name for each in samples for name in each.classes}, key=in_order)
-        )
     if classes is not None:
         agreed = tuple(map(category_name, classes))
-    target = [each.target for each in samples if each.target is not None]
+    elif all(each.classes for each in samples):
+        everyone = {name for each in samples for name in each.classes}
+        agreed = tuple(sorted(everyone, key=class_sort_key))
+    targets = [each.target for each in samples if each.target is not None]
     return replace(
         first,
         sizes=(),
         shape=first.shape if layout is None else (layout.features,),
         classes=agreed,
         features=features,
-        target=Moments.together(target, [sum(each.sizes) for each in samples])
-        if target
-        else None,
+        target=Moments.combine(targets, rows) if targets else None,
         table=None,
         layout=layout,
         test_samples=sum(each.test_samples for each in samples),
@@ -232,66 +255,46 @@ def agree(
 
 
 def _agree_on_features(
-    samples: Sequence[SamplesDescription],
-    tables: Sequence[TableDescription],
-    names: Sequence[str],
+    samples: Sequence[SamplesDescription], rows: Sequence[int], names: Sequence[str]
 ) -> tuple[Layout | None, Moments | None]:
-    """How features are made of tables' columns, and mean and deviation of each where they are to be standardised."""
+    """Layout of the tables' columns, and the moments of features to be standardised."""
+    tables = [each.table for each in samples if each.table is not None]
     if tables:
         layout, moments = agree_on_layout(tables, names)
         return layout, moments if tables[0].standardise else None
     features = [each.features for each in samples if each.features is not None]
-    return None, Moments.together(
-        features, [sum(each.sizes) for each in samples]
-    ) if features else None
+    return None, Moments.combine(features, rows) if features else None
 
 
-def _alike(
-    samples: Sequence[SamplesDescription], here: str = "here", there: str = "elsewhere"
-) -> SamplesDescription:
-    """The first, when all others are like it in what cannot be put together."""
+def _require_alike(samples: Sequence[SamplesDescription], here: str, there: str) -> None:
+    """Raise `PeerError` if descriptions differ from the first in what cannot be merged.
+
+    Args:
+      here, there: words for the place of the other and of the first description.
+    """
     first = samples[0]
     for other in samples[1:]:
-        tables = [
-            each.table is not None or each.layout is not None for each in (first, other)
-        ]
-        if tables[0] != tables[1]:
-            raise PeerError(
-                f"{_kind_of(tables[1])} {here}, and {_kind_of(tables[0])} {there}"
-            )
-        if all(tables):
-            if _standardised(first) != _standardised(other):
-                where = here if _standardised(other) else there
-                raise PeerError(f"columns are standardised {where}, and not by the others")
-            if first.values != other.values:
-                raise PeerError(
-                    f"targets that are numbers: {other.values} {here}, {first.values} {there}"
-                )
-            continue
-        for name, words in (
-            ("shape", "features of shape"),
-            ("stored", "features stored as"),
-            ("scale", "features scaled by"),
-            ("values", "targets that are numbers:"),
-            ("integers", "features that are whole numbers:"),
-            ("parity", "classes told apart as even and odd:"),
-        ):
+        if _is_table(first) != _is_table(other):
+            raise PeerError(f"{_form(other)} {here}, and {_form(first)} {there}")
+        names = ["values"] if _is_table(first) else list(_COMPARED)
+        for name in names:
             ours = getattr(first, name)
             theirs = getattr(other, name)
             if ours != theirs:
-                raise PeerError(f"{words} {theirs} {here}, {ours} {there}")
-        if (first.features is None) != (other.features is None):
+                raise PeerError(f"{_COMPARED[name]} {theirs} {here}, {ours} {there}")
+        if first.standardised != other.standardised:
+            place = here if other.standardised else there
             raise PeerError(
-                f"features to be standardised (of a .csv) {here}, and as they are {there}"
+                f"features are standardised {place}, and not by the others: standardise "
+                "at all nodes or at none (a .csv is standardised, a .npz is not)"
             )
-    return first
 
 
-def _standardised(samples: SamplesDescription) -> bool:
-    return (
-        samples.features is not None if samples.table is None else samples.table.standardise
-    )
+def _is_table(samples: SamplesDescription) -> bool:
+    return samples.table is not None or samples.layout is not None
 
 
-def _kind_of(table: bool) -> str:
-    return "columns with names (of a .csv or a DataFrame)" if table else "arrays"
+def _form(samples: SamplesDescription) -> str:
+    if _is_table(samples):
+        return "columns with names (of a .csv or a DataFrame)"
+    return "arrays"

@@ -1,9 +1,9 @@
-"""A node's work, without the network: what it does with a broadcast, what it remembers, what it measures.
+"""A node's work, without the network: rounds, memory and measurements.
 
-A node remembers how its fleet stood after each of its last rounds, because the aggregator may not have counted them:
-its report came too late, or the aggregator crashed and goes on from an earlier round. With every broadcast it is told
-after which round its memory must stand. It goes back to there, as if it had never heard of what came later, and a round
-that is made again is the same to the bit.
+A node keeps its fleet's state after each of its last rounds. The aggregator may not have
+counted them: a report came too late, or the aggregator crashed and resumes from an earlier
+round. Every broadcast names the round to start from. The node returns to its state after
+that round and discards later ones, so that a repeated round has the same bits.
 """
 
 import math
@@ -21,7 +21,7 @@ from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welco
 from fedbudget.engines.remote.node_data import NodeData, describe_own
 from fedbudget.engines.remote.node_limits import NodeLimits, PrivacyAccount
 from fedbudget.engines.remote.task import Task, rounds_ahead
-from fedbudget.errors import explained
+from fedbudget.errors import as_user_error
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.base import Model, require_fit
 from fedbudget.protocol.fleet import Fleet
@@ -33,8 +33,8 @@ from fedbudget.resources.resource import NodeCosts, Reader, Reading, Resource
 
 
 @dataclass(frozen=True)
-class _Standing:
-    """A fleet as it stands after a round, and the w of that round's broadcast."""
+class _SavedRound:
+    """A fleet after a round, and the w of that round's broadcast."""
 
     round: int
     fleet: Fleet
@@ -42,16 +42,16 @@ class _Standing:
 
 
 class Worker:
-    """What a node does.
+    """The work of a node.
 
     Args:
       node_data: its samples.
-      device: where PyTorch computes.
-      pace: how many times as long as it could a local update takes, to stand for a slower machine.
-      model: the node's own, or the name of the only one that it takes; None for whichever the aggregator names.
-      readers: of counters, by resource, in place of those that the resource finds by itself; None for not at all.
-      limits: the node's own, of what it will do.
-      account: what it has told of itself in private runs, where it has a limit for that.
+      device: of PyTorch.
+      pace: factor on the time of local updates, to simulate a slower machine.
+      model: the node's own model, or the only model name it accepts; None for any name.
+      readers: counters by resource, instead of the resource's own; None to disable one.
+      limits: the node's own limits.
+      account: the node's privacy account, if it has a privacy limit.
     """
 
     def __init__(
@@ -69,45 +69,39 @@ class Worker:
         self.account = account
         self.node_data = node_data
         self.run = ""
-        self.made = 0  # rounds, counted by the aggregator or not
-        self.busy = False  # at work on one, or on a trial
+        self.made = 0  # rounds, whether the aggregator counted them or not
+        self.busy = False  # in a round or in a trial
+        self.trial_tally: Tally | None = None  # metrics on test samples in the trial
         self._device = device
         self._pace = pace
         self._model = model
         self._readers = readers
         self._resources: tuple[Resource, ...] = (TIME,)
         self._counters = ResourceCounters({})
-        self._last_report: Snapshot | None = None  # the counters when it was made
+        self._last_report: Snapshot | None = None  # counters at the last report
         self._task: Task | None = None
-        self._new: Fleet | None = None  # as it stands before its first round
-        self._test: Table | None = None  # what it evaluates on, if anything
-        self._standings: list[_Standing] = []
-        self.trial_tally: Tally | None = (
-            None  # what test samples said in the trial, if there are any
-        )
+        self._initial: Fleet | None = None  # before its first round
+        self._test: Table | None = None  # test samples, if any
+        self._saved: list[_SavedRound] = []
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """After which our memory may stand."""
-        return tuple(standing.round for standing in self._standings)
+        """Rounds of which the node has its state."""
+        return tuple(saved.round for saved in self._saved)
 
     def hello(self, instance: str) -> Hello:
-        """What it says first.
+        """The node's first message.
 
         Args:
-          instance: of the process.
+          instance: identifier of the process.
         """
-        return Hello(
-            instance,
-            self.node_data.samples(),
-            self.run,
-            self.rounds,
-            describe_own(self._model),
-        )
+        samples = self.node_data.samples()
+        return Hello(instance, samples, self.run, self.rounds, describe_own(self._model))
 
     def start(self, welcome: Welcome) -> NodeCosts:
-        """Takes the task, and makes a trial round and, where it has test samples, an evaluation: that also compiles
-        what there is to compile.
+        """Accept the task and run a trial, which also compiles kernels.
+
+        The trial consists of a round and, with test samples, an evaluation.
         """
         with self._working():
             return self._start(welcome)
@@ -115,130 +109,119 @@ class Worker:
     def _start(self, welcome: Welcome) -> NodeCosts:
         fleet = self.accept(welcome).fork()
         task = welcome.task
-        first = Broadcast.first(
-            np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request
-        )
+        dataset = self.node_data.dataset.name
+        w = np.asarray(fleet.model.initial(task.seed))
+        first = Broadcast.first(w, 1e-3, task.request)
         counters = ResourceCounters.of(
             each for each in self._resources if not each.machine_wide
         )
-        require_fit(
-            fleet.model,
-            self.node_data.dataset.name,
-            fleet.shards.table,
-            task.batch,
-            self._test,
-        )
-        failed = f"{fleet.model.name} cannot train on {self.node_data.dataset.name}"
-        with (
-            nullcontext()
-            if self._model is None or isinstance(self._model, str)
-            else explained(failed)
-        ):
+        require_fit(fleet.model, dataset, fleet.shards.table, task.batch, self._test)
+        named = self._model is None or isinstance(self._model, str)
+        failed = f"{fleet.model.name} cannot train on {dataset}"
+        with nullcontext() if named else as_user_error(failed):
             costs = in_process.trial([fleet], first, counters)
-            tallies, evaluation = [
-                self._evaluate(fleet.model, [first.w], counters) for _ in range(2)
-            ][-1]
+            self._evaluate(fleet.model, [w], counters)  # compiles kernels
+            tallies, evaluation = self._evaluate(fleet.model, [w], counters)
         self.trial_tally = tallies[0] if tallies else None
+
         seconds = costs.readings[TIME.name]
-        slower = self._pace * seconds.step
-        slowed = replace(seconds, step=slower, whole=seconds.whole - seconds.step + slower)
-        return replace(
-            costs, readings={**costs.readings, TIME.name: slowed}, evaluation=evaluation
-        )
+        step = self._pace * seconds.step
+        slowed = replace(seconds, step=step, whole=seconds.whole - seconds.step + step)
+        readings = {**costs.readings, TIME.name: slowed}
+        return replace(costs, readings=readings, evaluation=evaluation)
 
     def accept(self, welcome: Welcome) -> Fleet:
-        """Takes the task; gives the fleet as it stands before its first round."""
-        if len(welcome.numbers) != len(self.node_data.rows):
+        """Accept the task; return the fleet before its first round."""
+        rows = self.node_data.rows
+        if len(welcome.numbers) != len(rows):
             raise PeerError(
-                f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.node_data.rows)}"
+                f"numbers for {len(welcome.numbers)} nodes instead of {len(rows)}"
             )
         if welcome.run != self.run or welcome.task != self._task:
-            self.limits.require_task(welcome.task, min(map(len, self.node_data.rows)))
-            if self.account is not None:
-                self.account.require_private(welcome.task)
-            self._new = self.node_data.fleet(
-                welcome.task, welcome.numbers, device=self._device, own_model=self._model
-            )
-            self._test = self.node_data.test_table(welcome.task.samples, self._new.model)
-            self._standings = []
-            # Counters are read of these resources, as far as they are known and can be read here.
-            names = dict.fromkeys((TIME.name, *welcome.task.readings))
-            self._resources = tuple(RESOURCES[name] for name in names if name in RESOURCES)
-            self._counters = ResourceCounters.of(self._resources, self._readers)
-            self._last_report = None
-            self.run = welcome.run
-            self._task = welcome.task
-        assert self._new is not None
-        return self._new
+            self._accept_new(welcome)
+        assert self._initial is not None
+        return self._initial
+
+    def _accept_new(self, welcome: Welcome) -> None:
+        task = welcome.task
+        self.limits.require_task(task, min(map(len, self.node_data.rows)))
+        if self.account is not None:
+            self.account.require_private(task)
+        self._initial = self.node_data.fleet(
+            task, welcome.numbers, device=self._device, own_model=self._model
+        )
+        self._test = self.node_data.test_table(task.samples, self._initial.model)
+        self._saved = []
+        # Read the counters of these resources, if they are known and readable here.
+        names = dict.fromkeys((TIME.name, *task.readings))
+        self._resources = tuple(RESOURCES[name] for name in names if name in RESOURCES)
+        self._counters = ResourceCounters.of(self._resources, self._readers)
+        self._last_report = None
+        self.run = welcome.run
+        self._task = task
 
     def memories(self, last: int) -> dict[int, FleetState]:
-        """How the fleet stood after each of the last rounds, for a process to come."""
-        return {
-            standing.round: standing.fleet.memory() for standing in self._standings[-last:]
-        }
+        """State after each of the last rounds, for a later process."""
+        return {saved.round: saved.fleet.memory() for saved in self._saved[-last:]}
 
     def recall(self, memories: Mapping[int, FleetState]) -> None:
-        """Goes on with the task that was taken, from the memories of an earlier process."""
-        self._standings = []
-        for number in sorted(memories):
-            memory = memories[number]
-            fleet = self._standing(0).fleet.fork()
+        """Restore the memories of an earlier process, for the accepted task."""
+        self._saved = []
+        for _, memory in sorted(memories.items()):
+            fleet = self._after(0).fleet.fork()
             fleet.recall(memory)
-            self._standings.append(
-                _Standing(memory.broadcast.round, fleet, memory.broadcast.w)
-            )
+            broadcast = memory.broadcast
+            self._saved.append(_SavedRound(broadcast.round, fleet, broadcast.w))
 
     def warm_up(self, request: RoundRequest) -> None:
-        """Makes one update that does not count, so that what a new process has to load or compile for it is there.
+        """Make one update that does not count, to load and compile everything.
 
-        The time of the updates that count would be wrong otherwise, where every round has a new process.
+        If every round runs in a new process, this keeps the measured times right.
         """
-        fleet = self._standing(request.base_round).fleet.fork()
-        fleet.receive(
-            replace(request.broadcast, tau=min(1, request.broadcast.tau), work=None)
-        )
+        fleet = self._after(request.base_round).fleet.fork()
+        broadcast = request.broadcast
+        fleet.receive(replace(broadcast, tau=min(1, broadcast.tau), work=None))
         fleet.update()
 
     def w_after(self, base_round: int) -> Float32 | None:
-        """The w of the broadcast after which our memory is to stand."""
-        return self._standing(base_round).w
+        """The w of the broadcast of `base_round`."""
+        return self._after(base_round).w
 
     def answer(self, request: RoundRequest) -> Answer:
-        """A round: the report, and what it cost."""
+        """Run a round; return the report and its costs."""
         if self._task is None:
-            raise LocalError("an answer comes after a welcome")
-        self.limits.require_round(request.broadcast)
+            raise LocalError("answer() requires accept() or start() first")
+        broadcast = request.broadcast
+        self.limits.require_round(broadcast)
         if self.account is not None:
-            self.account.pay(self.run, request.broadcast)
-        past = self._standing(request.base_round)
-        back = (
-            rounds_ahead(self._task.parameters) + 2
-        )  # the most to go back: what is not on disk, one before, this one
-        self._standings = [
-            standing for standing in self._standings if standing.round <= past.round
-        ][-back:]
-        fleet = past.fleet.fork()
+            self.account.pay(self.run, broadcast)
+        ahead = rounds_ahead(self._task.parameters)
+        base = self._after(request.base_round)
+        # Keep the rounds that are not on disk, one before them, and this one. No other
+        # variable may refer to older rounds, because they hold large vectors.
+        self._saved = [saved for saved in self._saved if saved.round <= base.round][
+            -(ahead + 2) :
+        ]
+        fleet = base.fleet.fork()
         with self._working():
-            report, costs = self._round(fleet, request.broadcast)
+            report, costs = self._round(fleet, broadcast)
         tallies: tuple[Tally, ...] = ()
-        if asked := request.broadcast.tallies:
-            points = [request.broadcast.w, fleet.memory().best][:asked]
+        if broadcast.tallies:
+            points = [broadcast.w, fleet.memory().best][: broadcast.tallies]
             tallies, evaluation = self._evaluate(fleet.model, points, self._counters)
             costs = replace(costs, evaluation=evaluation)
             self._last_report = self._counters.read()
         self.made += 1
-        if not rounds_ahead(self._task.parameters):
+        if not ahead:
             fleet.compact()
-        self._standings.append(
-            _Standing(request.broadcast.round, fleet, request.broadcast.w)
-        )
+        self._saved.append(_SavedRound(broadcast.round, fleet, broadcast.w))
         return Answer(report, costs, tallies)
 
     def encode(self, report: Report) -> bytes | memoryview:
-        """The vectors of the last report as they are sent."""
-        if not self._standings or self._standings[-1].round != report.round:
-            raise LocalError("what is encoded is the last report")
-        return self._standings[-1].fleet.sent.encoded(report)
+        """Encode the vectors of the last report for sending."""
+        if not self._saved or self._saved[-1].round != report.round:
+            raise LocalError("only the last report can be encoded")
+        return self._saved[-1].fleet.sent.encoded(report)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -248,21 +231,21 @@ class Worker:
         finally:
             self.busy = False
 
-    def _standing(self, number: int) -> _Standing:
+    def _after(self, number: int) -> _SavedRound:
+        """The state after a round; 0 for the initial state."""
         if number == 0:
-            if self._new is None:
-                raise LocalError("a round comes after a welcome")
-            return _Standing(0, self._new, None)
-        for standing in self._standings:
-            if standing.round == number:
-                return standing
+            if self._initial is None:
+                raise LocalError("a round requires accept() or start() first")
+            return _SavedRound(0, self._initial, None)
+        for saved in self._saved:
+            if saved.round == number:
+                return saved
         raise PeerError(
-            f"our memory cannot stand after round {number}, only after {list(self.rounds)}"
+            f"this node has no memory of round {number}, only of {list(self.rounds)}"
         )
 
     def _round(self, fleet: Fleet, broadcast: Broadcast) -> tuple[Report, NodeCosts]:
         now = self._counters.read
-        updates = max(1, broadcast.tau)
         began = self._began(now())
         fleet.receive(broadcast)
         updating = now()
@@ -270,14 +253,15 @@ class Worker:
             self._update_slowly(fleet)
         else:
             fleet.update()
-        took = now() - updating
+        update_costs = now() - updating
         report = fleet.report()
         self._last_report = now()
-        readings = self._counters.readings(took, self._last_report - began, updates)
+        whole = self._last_report - began
+        readings = self._counters.readings(update_costs, whole, max(1, broadcast.tau))
         return report, NodeCosts(readings, len(report.nodes))
 
     def _update_slowly(self, fleet: Fleet) -> None:
-        """Waits in proportion to what it computes: what other processes take of this machine is not multiplied."""
+        """Sleep in proportion to the thread's own time, not to that of other processes."""
         computing = time.thread_time()
         fleet.update()
         time.sleep((self._pace - 1) * (time.thread_time() - computing))
@@ -285,31 +269,31 @@ class Worker:
     def _evaluate(
         self, model: Model, points: Sequence[Float32], counters: ResourceCounters
     ) -> tuple[tuple[Tally, ...], dict[str, Reading]]:
-        """What the test samples say of each w, and what it took to find out; nothing where there are none."""
+        """Metrics of each w on the test samples, and the costs; empty without samples."""
         if self._test is None or self._task is None:
             return (), {}
         began = counters.read()
         units = self._task.samples.standardization
         tallies: list[Tally] = []
-        for at, w in enumerate(points):
-            same = [
-                tallies[other] for other in range(at) if np.array_equal(points[other], w)
-            ]
-            tallies.append(same[0] if same else Tally.of(model, w, self._test, units))
-        took = counters.read() - began
-        return tuple(tallies), counters.readings(took - took, took, 1)
+        for index, w in enumerate(points):
+            if index and np.array_equal(points[0], w):  # w^f may be w
+                tallies.append(tallies[0])
+            else:
+                tallies.append(Tally.of(model, w, self._test, units))
+        used = counters.read() - began
+        return tuple(tallies), counters.readings(used - used, used, 1)
 
     def _began(self, now: Snapshot) -> Snapshot:
-        """When the round began, for every counter: those of the machine ran on while the node waited for others."""
-        last = now if self._last_report is None else self._last_report
-        waited = [
-            each.name
-            for each in self._resources
-            if each.machine_wide and each.name in now.values
-        ]
-        return Snapshot(
-            {
-                **now.values,
-                **{name: last[name] for name in waited if not math.isnan(last[name])},
-            }
-        )
+        """Counters at the start of the round.
+
+        Machine-wide counters start at the last report: they continue while the node waits.
+        """
+        if self._last_report is None:
+            return now
+        values = dict(now.values)
+        for resource in self._resources:
+            if resource.machine_wide and resource.name in values:
+                last = self._last_report[resource.name]
+                if not math.isnan(last):
+                    values[resource.name] = last
+        return Snapshot(values)
