@@ -221,9 +221,9 @@ def load(
     Returns:
       The model with its parameters.
 
-    >>> load("none")
+    >>> load("a")
     Traceback (most recent call last):
-    fedbudget.errors.UserError: none/model.safetensors does not exist: no run has ended there
+    fedbudget.errors.UserError: a/model.safetensors does not exist: no run has ended there
     """
     path = Path(run) if Path(run).is_file() else Path(run) / MODEL
     if not path.is_file():
