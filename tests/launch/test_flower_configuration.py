@@ -145,9 +145,9 @@ class TestANode:
         [
             (
                 {},
-                r"has no data: start its SuperNode with --node-config .*\(there is nothing\)",
+                r"has no data: start its SuperNode with --node-config .*\(its keys: none\)",
             ),
-            ({"gpu": True, "partition-id": 1}, r"\(there is gpu, partition-id\)"),
+            ({"gpu": True, "partition-id": 1}, r"\(its keys: gpu, partition-id\)"),
             ({"data": "/no/such/file.csv"}, "/no/such/file.csv"),
             ({"data": 5}, "data = 5 must be a text"),
             ({"partition-id": 3, "num-partitions": 3}, "partitions are numbered from 0 to 2"),

@@ -220,7 +220,7 @@ class TestMoreBudget:
             ({"budget": "bytes=+1MB"}, "a resumed run keeps its resources, time"),
             (
                 {"budget": "time=+5s", "tau": 5},
-                "tau is adaptive there, and cannot be 5 now",
+                "tau is adaptive there, and cannot become 5",
             ),
             (
                 {"budget": "time=+5s", "out": "elsewhere"},
@@ -228,7 +228,7 @@ class TestMoreBudget:
             ),
             (
                 {"budget": "time=+5s", "shards": [(2 * x, y) for x, y in made(4)]},
-                "has changed since the run began",
+                "has changed since the run started",
             ),
             (
                 {"budget": "time=+5s", "engine": "ray"},

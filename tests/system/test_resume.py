@@ -269,14 +269,14 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
         # What the unfinished round has cost until then is in the summary, and in no record.
         assert first["spent"]["time"] >= before[-1].spent["time"]
 
-        assert "seed is 0 there, and cannot be 7 now" in refused(run, "--seed", "7")
+        assert "seed is 0 there, and cannot become 7" in refused(run, "--seed", "7")
         assert "budget bytes: a resumed run keeps its resources, time" in refused(
             run, "--budget", "bytes=2MB"
         )
         assert "budget time=0.001s is below the" in refused(
             run, "--budget", "time=1ms"
         )
-        assert "model is softmax there, and cannot be linear now" in refused(
+        assert "model is softmax there, and cannot become linear" in refused(
             run, "--model", "linear"
         )
         assert "omit --out, --config and --task" in refused(

@@ -113,7 +113,7 @@ def join(
     node: NodeOptions,
     logs: LogOptions,
 ) -> None:
-    """Run a node: train on the data of this machine, for an aggregator.
+    """Run a node: train on the data of this machine.
 
     Start the aggregator with fedbudget serve. No sample leaves this machine. It sends the
     number of samples, their classes and columns, and the means and deviations of
@@ -186,7 +186,7 @@ def local(
     node: NodeOptions,
     output: OutputOptions,
 ) -> None:
-    """Run an aggregator and node processes on this machine, for trials.
+    """Run an aggregator and node processes on this machine.
 
     Each node is a separate process and connects over gRPC.
 

@@ -23,6 +23,30 @@ with requires_package("an aggregator", "network"):
 
 _HOST = "127.0.0.1"
 
+_COUNTERS = {
+    "late": ("late_reports", "Reports that came after their round and were discarded"),
+    "dropped": ("dropped_peers", "Peers dropped because they violated the protocol"),
+    "refused": ("refused_peers", "Peers refused for a wrong token, name, model or version"),
+    "sent": ("sent_bytes", "Bytes sent to nodes"),
+    "received": ("received_bytes", "Bytes received from nodes"),
+    "saved": ("saved_bytes", "Bytes saved by compression"),
+}
+"""Counters of the engine: metric and help text."""
+
+_GAUGES = {
+    "round": ("round", "The last round"),
+    "tau": ("tau", "Local updates in the last round"),
+    "step_size": ("eta", "Step size of the last round"),
+    "loss": ("loss", "Loss of the parameters that the last round started from"),
+    "best_loss": (
+        "best_loss",
+        "Loss of the best parameters so far, on the samples of the last round",
+    ),
+    "accuracy": ("accuracy", "Latest accuracy on the test samples"),
+    "nodes": ("nodes", "Nodes in the average of the last round"),
+}
+"""Gauges of the last round: field of its record and help text."""
+
 
 class Metrics(Collector):
     """Metrics of a run: its budget, its last round, and traffic with nodes.
@@ -40,18 +64,10 @@ class Metrics(Collector):
         self.connected = Gauge(
             "fedbudget_connected_nodes", "Nodes connected now", registry=self.registry
         )
-        self.late = self._counter(
-            "late_reports", "Reports that came after their round and were discarded"
-        )
-        self.dropped = self._counter(
-            "dropped_peers", "Peers dropped because they violated the protocol"
-        )
-        self.refused = self._counter(
-            "refused_peers", "Peers refused for a wrong token, name, model or version"
-        )
-        self.sent = self._counter("sent_bytes", "Bytes sent to nodes")
-        self.received = self._counter("received_bytes", "Bytes received from nodes")
-        self.saved = self._counter("saved_bytes", "Bytes saved by compression")
+        self._counters = {
+            name: Counter(f"fedbudget_{metric}", text, registry=self.registry)
+            for name, (metric, text) in _COUNTERS.items()
+        }
 
     def observe(self, record: RoundRecord) -> None:
         """Replace the last record; figures that it lacks keep their last value."""
@@ -65,8 +81,7 @@ class Metrics(Collector):
     def count(self, **totals: int) -> None:
         """Set counters by name to their current totals."""
         for name, total in totals.items():
-            counter = getattr(self, name)
-            counter.inc(total - self._counted.get(name, 0))
+            self._counters[name].inc(total - self._counted.get(name, 0))
             self._counted[name] = total
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -75,28 +90,13 @@ class Metrics(Collector):
         last = self._last
         if last is None:
             return
-        yield _gauge("round", "The last round", last.round)
-        yield _gauge("tau", "Local updates in the last round", last.tau)
-        yield _gauge("step_size", "Step size of the last round", last.eta)
-        yield _gauge(
-            "loss", "Loss of the parameters that the last round started from", last.loss
-        )
-        yield _gauge(
-            "best_loss",
-            "Loss of the best parameters so far, on the samples of the last round",
-            last.best_loss,
-        )
-        yield _gauge(
-            "accuracy",
-            "Latest accuracy on the test samples",
-            last.accuracy,
-        )
-        metric = _rows(last.metrics or {})
+        for name, (field, text) in _GAUGES.items():
+            yield _family(name, text, [], [((), getattr(last, field))])
         yield _family(
             "metric",
             "Latest further metrics on the test samples",
             ["name"],
-            metric,
+            _rows(last.metrics or {}),
         )
         yield _family(
             "metric_over_nodes",
@@ -104,7 +104,6 @@ class Metrics(Collector):
             ["of"],
             _rows(last.spread or {}),
         )
-        yield _gauge("nodes", "Nodes in the average of the last round", last.nodes)
         yield _by_resource("spent", "Amount spent so far", last.spent)
         estimates = {"rho": last.rho, "beta": last.beta, "delta": last.delta}
         yield _family(
@@ -117,9 +116,6 @@ class Metrics(Collector):
             ["resource", "part"],
             costs,
         )
-
-    def _counter(self, name: str, what: str) -> Counter:
-        return Counter(f"fedbudget_{name}", what, registry=self.registry)
 
 
 @contextmanager
@@ -147,10 +143,6 @@ def serving(metrics: Metrics, address: str) -> Iterator[str]:
 
 _Row = tuple[tuple[str, ...], float | None]
 """Values of the labels, and the value itself if known."""
-
-
-def _gauge(name: str, what: str, value: float | None) -> GaugeMetricFamily:
-    return _family(name, what, [], [((), value)])
 
 
 def _by_resource(name: str, what: str, values: Mapping[str, float]) -> GaugeMetricFamily:

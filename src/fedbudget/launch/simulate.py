@@ -144,17 +144,12 @@ def _engine(
             "meters": meters,
         }
         return None, _baseline(settings, inputs, shards, common, resumed)
-    fleet: Any = {
-        "batch": batch_of(settings),
-        "seed": settings.seed,
-        "noise": node_noise(settings),
-    }
     compressor = compressor_of(settings)
     first = replace(
         trial_broadcast(method, w),
         compress=None if compressor.kind == "none" else compressor.kind,
     )
-    trial_fleet = Fleet(model, shards, **fleet)
+    trial_fleet = _fleet(settings, model, shards)
     trial = round_usage([in_process.trial([trial_fleet], first, meters.counters())])
     aggregator = build_aggregator(
         method,
@@ -165,7 +160,7 @@ def _engine(
         statistics=model.statistics,
     )
     if meters.time.source == "measured":
-        _rehearse(settings, method, (w, trial), Fleet(model, shards, **fleet))
+        _rehearse(settings, method, (w, trial), _fleet(settings, model, shards))
     engine = InProcessEngine(
         aggregator,
         build_fleets(settings, model, shards),
@@ -263,21 +258,26 @@ def build_fleets(
     Args:
       first: number of the first node in the run.
     """
-    nodes = range(len(shards))
-    parts = (
-        [(shards, nodes)]
-        if settings.participation == 1
-        else [(shards.only([n]), range(n, n + 1)) for n in nodes]
-    )
-    common: Any = {
-        "batch": batch_of(settings),
-        "seed": settings.seed,
-        "noise": node_noise(settings),
-    }
+    nodes = range(first, first + len(shards))
+    if settings.participation == 1:
+        return [_fleet(settings, model, shards, nodes)]
     return [
-        Fleet(model, part, **common, numbers=[first + n for n in own])
-        for part, own in parts
+        _fleet(settings, model, shards.only([index]), [number])
+        for index, number in enumerate(nodes)
     ]
+
+
+def _fleet(
+    settings: Settings, model: Model, shards: Shards, numbers: Sequence[int] | None = None
+) -> Fleet:
+    return Fleet(
+        model,
+        shards,
+        batch=batch_of(settings),
+        seed=settings.seed,
+        noise=node_noise(settings),
+        numbers=numbers,
+    )
 
 
 def compressor_of(settings: Settings) -> BroadcastCompressor:
