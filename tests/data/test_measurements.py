@@ -169,7 +169,7 @@ class TestUserKnowledge:
     def test_a_level_that_is_none_is_refused(self, tmp_path: Path, level: str) -> None:
         with pytest.raises(
             UserError,
-            match=f"level '{level.lower()}' is not one of very_low, Low, Middle, High",
+            match=f"class '{level.lower()}' is not one of very_low, low, middle, high",
         ):
             knowledge(tmp_path, KNOWLEDGE.replace("Middle", level))
 

@@ -24,7 +24,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.data.columns import Columns
+from fedbudget.data.columns import Columns, class_numbers
 from fedbudget.data.contents import at_most, open_contents
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.published import find
@@ -158,14 +158,9 @@ def user_knowledge(data_dir: Path | None) -> Dataset:
     file = "user_knowledge.csv"
     options = TableOptions("UNS")
     columns, layout = _published_table("user-knowledge", file, data_dir, options)
-    number = {level.lower(): index for index, level in enumerate(_LEVELS)}
     names = [name.lower().replace(" ", "_") for name in columns.class_names or ()]
-    unknown = sorted(set(names) - set(number))
-    if unknown:
-        raise UserError(
-            f"user-knowledge: level {unknown[0]!r} is not one of {', '.join(_LEVELS)}"
-        )
-    labels = np.array([number[name] for name in names], dtype=np.int64)
+    levels = [level.lower() for level in _LEVELS]
+    labels = class_numbers("user-knowledge", levels, names)
     part = Part(columns.x.astype(np.float32), labels)
     return Dataset("user-knowledge", part, classes=_LEVELS, layout=layout)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.arrays import Flags, Float64, Samples
+from fedbudget.arrays import Flags, Float64, Int64, Samples
 from fedbudget.errors import UserError
 
 MISSING = frozenset(
@@ -51,7 +51,7 @@ class Columns:
     """
 
     x: Samples
-    numbers: NDArray[np.float64] | None = None
+    numbers: Float64 | None = None
     words: NDArray[np.str_] | None = None
     shape: tuple[int, ...] = ()
     integers: bool = False
@@ -75,6 +75,19 @@ def class_name(number: float) -> str:
     return f"{number:.15g}"
 
 
+def class_numbers(name: str, classes: Sequence[str], labels: Sequence[str]) -> Int64:
+    """Return the index of each label in `classes`; refuse other labels.
+
+    Args:
+      name: of the data, for errors.
+    """
+    number = {label: index for index, label in enumerate(classes)}
+    unknown = sorted(set(labels) - set(classes))
+    if unknown:
+        raise UserError(f"{name}: class {unknown[0]!r} is not one of {', '.join(classes)}")
+    return np.array([number[label] for label in labels], np.int64)
+
+
 def read_npz(path: Path) -> tuple[Columns, Columns | None]:
     """Read the training samples, and the test samples if there are any; never unpickles."""
     if not zipfile.is_zipfile(path):
@@ -88,6 +101,8 @@ def read_npz(path: Path) -> tuple[Columns, Columns | None]:
             arrays = {name: np.asarray(archive[name]) for name in names}
     except damaged as error:
         raise UserError(f"{path} is not a readable .npz file: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
     if "x" not in arrays:
         raise UserError(f"{path} has no array named x")
 
@@ -172,7 +187,7 @@ def parse_cells(texts: Sequence[str]) -> ParsedCells:
     numbers = np.full(len(texts), np.nan)
     words = Counter[str]()
     missing = np.array([is_missing(text) for text in texts], np.bool_)
-    for index in np.flatnonzero(~missing):
+    for index in np.flatnonzero(~missing).tolist():
         try:
             numbers[index] = float(texts[index])
         except ValueError:

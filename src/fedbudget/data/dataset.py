@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64, Int64, Samples
+from fedbudget.data.columns import class_numbers
 from fedbudget.data.partition import labels_by_clustering
 from fedbudget.data.shards import SampleStore, Table
 from fedbudget.data.tables import Layout, RawTable
@@ -38,7 +38,7 @@ class Part:
     def __len__(self) -> int:
         return len(self.x)
 
-    def rows(self, chosen: NDArray[np.int64]) -> "Part":
+    def rows(self, chosen: Int64) -> "Part":
         """Return the chosen samples."""
         labels = None if self.labels is None else self.labels[chosen]
         values = None if self.values is None else self.values[chosen]
@@ -197,14 +197,8 @@ class Dataset:
           classes: must contain all classes of this dataset.
         """
         assert self.train.labels is not None
-        number = {name: index for index, name in enumerate(classes)}
-        unknown = [name for name in self.classes if name not in number]
-        if unknown:
-            raise UserError(
-                f"{self.name}: class {unknown[0]!r} is not one of {', '.join(classes)}"
-            )
-        new = np.array([number[name] for name in self.classes], np.int64)
-        train = replace(self.train, labels=new[self.train.labels])
+        numbers = class_numbers(self.name, classes, self.classes)
+        train = replace(self.train, labels=numbers[self.train.labels])
         return replace(self, classes=classes, train=train, test=None)
 
     def table(self, part: Part, target: str) -> Table:
@@ -258,7 +252,7 @@ class Dataset:
         return np.where(labels == 1, 1, -1).astype(np.float32)
 
 
-def hold_out(size: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hold_out(size: int, share: float) -> tuple[Int64, Int64]:
     """Return the row numbers to train on and to test on, random but always the same.
 
     Args:

@@ -10,8 +10,6 @@ files to a folder, and raises `Unavailable` if some are missing. These rules hol
   it is removed. Checksums are of uncompressed contents.
 - Archive members are chosen by name and size, and never written to the paths in the
   archive.
-
-`pooch.retrieve` is not used: it checks compressed files and restarts after an interruption.
 """
 
 import hashlib
@@ -19,11 +17,11 @@ import io
 import tarfile
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from fedbudget import __version__, durable_files
@@ -259,93 +257,60 @@ def _download(
 def _receive(url: str, part: Path, limit: int, progress: Progress) -> bool:
     """Download `part` or the rest of it. Return whether its beginning existed before."""
     with requires_package("downloading a dataset"):
-        import requests  # slow to import, as is pooch
-        from pooch import HTTPDownloader
+        import requests  # slow to import
 
     size = part.stat().st_size if part.is_file() else 0
     start = size if size <= limit else 0
     headers = {"User-Agent": f"fedbudget/{__version__}", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
-    with ExitStack() as stack:
-        output = _Output(part, start, limit, progress, stack)
-        fetch = HTTPDownloader(
-            chunk_size=_CHUNK,
-            timeout=_TIMEOUT,
-            headers=headers,
-            hooks={"response": output.begin},
-        )
-        try:
-            fetch(url, output, None)
-        except requests.HTTPError as error:
-            answer = error.response
-            assert answer is not None  # pooch and `begin` raise it for an answer
-            if not start or answer.status_code not in (_PARTIAL, _NO_SUCH_RANGE):
-                raise Unavailable(f"{answer.status_code} {answer.reason}") from None
-            if answer.headers.get("Content-Range") == f"bytes */{start}":
+    try:
+        answer = requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT)
+    except requests.RequestException as error:
+        raise Unreachable(_reason(error)) from None
+    with answer:
+        resumed = answer.status_code == _PARTIAL
+        sent = answer.headers.get("Content-Range", "")
+        other_range = resumed and not sent.startswith(f"bytes {start}-")
+        if start and (other_range or answer.status_code == _NO_SUCH_RANGE):
+            if sent == f"bytes */{start}":
                 return True  # nothing was missing
             part.unlink()
             return _receive(url, part, limit, progress)
-        except requests.RequestException as error:
-            if output.file is None:
-                raise Unreachable(_reason(error)) from None
-            total = "" if output.total is None else f" of {output.total:,}"
-            raise Unavailable(f"broke off after {output.done:,}{total} bytes") from None
-    return output.resumed
+        if other_range or not answer.ok:
+            raise Unavailable(f"{answer.status_code} {answer.reason}")
+        _write(answer, part, start if resumed else 0, limit, progress)
+    return resumed
 
 
-class _Output:
-    """The output file of pooch; requests calls `begin` with the server's answer."""
+def _write(
+    answer: "Response", part: Path, done: int, limit: int, progress: Progress
+) -> None:
+    """Write an answer to `part`, after the first `done` bytes."""
+    from requests import RequestException
 
-    def __init__(
-        self, part: Path, start: int, limit: int, progress: Progress, stack: ExitStack
-    ) -> None:
-        self.done = 0
-        self.resumed = False
-        self.total: int | None = None
-        self.file: BinaryIO | None = None
-        self._part = part
-        self._start = start
-        self._limit = limit
-        self._progress = progress
-        self._stack = stack
-
-    def begin(self, answer: "Response", **_: object) -> None:
-        """Open the file, and append to it if the answer is the rest of it."""
-        from requests import HTTPError
-
-        self._stack.callback(answer.close)
-        if not answer.ok or answer.is_redirect:
-            return
-        # With this header, requests would decompress a `.gz`.
-        answer.raw.headers.pop("Content-Encoding", None)
-        self.resumed = answer.status_code == _PARTIAL
-        sent = answer.headers.get("Content-Range", "")
-        if self.resumed and not sent.startswith(f"bytes {self._start}-"):
-            raise HTTPError(response=answer)
-        self.done = self._start if self.resumed else 0
-        if (length := answer.headers.get("Content-Length", "")).isdecimal():
-            self.total = self.done + int(length)
-            if self.total > self._limit:
-                raise Unavailable(
-                    f"wants to send {self.total:,} bytes, "
-                    f"{self._limit:,} were expected at most"
-                )
-        file = self._part.open("ab" if self.resumed else "wb")
-        self.file = self._stack.enter_context(file)
-
-    def write(self, chunk: bytes) -> None:
-        assert self.file is not None
-        self.done += len(chunk)
-        name = self._part.name.removesuffix(PART)
-        if self.done > self._limit:
-            self._part.unlink()
-            raise Unavailable(f"sends more than {self._limit:,} bytes for {name}")
-        self.file.write(chunk)
-        self._progress.on_bytes(name, self.done, self.total)
-
-    def flush(self) -> None:
-        """Do nothing; pooch would flush after every chunk."""
+    total = None
+    if (length := answer.headers.get("Content-Length", "")).isdecimal():
+        total = done + int(length)
+        if total > limit:
+            raise Unavailable(
+                f"wants to send {total:,} bytes, {limit:,} were expected at most"
+            )
+    # With this header, requests would decompress a `.gz`.
+    answer.raw.headers.pop("Content-Encoding", None)
+    name = part.name.removesuffix(PART)
+    with part.open("ab" if done else "wb") as file:
+        try:
+            for chunk in answer.iter_content(_CHUNK):
+                done += len(chunk)
+                if done > limit:
+                    part.unlink()
+                    raise Unavailable(f"sends more than {limit:,} bytes for {name}")
+                file.write(chunk)
+                progress.on_bytes(name, done, total)
+        except RequestException:
+            of = "" if total is None else f" of {total:,}"
+            raise Unavailable(f"broke off after {done:,}{of} bytes") from None
 
 
 def _reason(error: BaseException) -> str:

@@ -30,6 +30,7 @@ from fedbudget.data.columns import (
     category_name,
     check_arrays,
     class_name,
+    class_numbers,
     read_npz,
 )
 from fedbudget.data.dataset import Dataset, Part, hold_out
@@ -87,7 +88,7 @@ def load(
         dataset = from_tables(path.name, raw, options, test_share=test_share)
     else:
         options.require_unused(str(path))
-        read = list(map(_read_npz, paths))
+        read = list(map(read_npz, paths))
         names = [each.name for each in paths]
         dataset = from_columns(
             path.name, read, test_share=test_share, names=names, options=options
@@ -112,7 +113,7 @@ def load_all(
     """
     paths = _files_of(path)
     if paths[0].suffix != ".csv":
-        read = [test or train for train, test in map(_read_npz, paths)]
+        read = [test or train for train, test in map(read_npz, paths)]
     else:
         if layout is not None:
             options = layout.options_for(options)
@@ -411,13 +412,6 @@ def _files_of(path: Path) -> list[Path]:
     return [path]
 
 
-def _read_npz(path: Path) -> tuple[Columns, Columns | None]:
-    try:
-        return read_npz(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-
-
 def _require_same_kind(name: str, files: Sequence[Columns]) -> None:
     kinds = {(columns.numbers is None, columns.words is None) for columns in files}
     if len(kinds) != 1:
@@ -454,12 +448,7 @@ def _part(name: str, columns: Columns, classes: tuple[str, ...]) -> Part:
     names = columns.class_names
     if not classes or names is None:
         return Part(columns.x, None, columns.numbers)
-    number = {label: index for index, label in enumerate(classes)}
-    unknown = sorted(set(names) - set(number))
-    if unknown:
-        raise UserError(f"{name}: class {unknown[0]!r} is not one of {', '.join(classes)}")
-    labels = np.array([number[label] for label in names], dtype=np.int64)
-    return Part(columns.x, labels, columns.numbers)
+    return Part(columns.x, class_numbers(name, classes, names), columns.numbers)
 
 
 def _scale(columns: Columns) -> float:

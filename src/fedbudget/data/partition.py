@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedbudget.arrays import Int64
+from fedbudget.arrays import Float32, Int64
 from fedbudget.errors import UserError, requires_package
 
 Rows = list[Int64]
@@ -81,7 +80,7 @@ class Partition:
 
 
 def split(
-    partition: Partition, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator
+    partition: Partition, labels: Int64, nodes: int, rng: np.random.Generator
 ) -> Rows:
     """Return the row numbers of each node.
 
@@ -127,7 +126,7 @@ def by_file(sizes: Sequence[int]) -> Rows:
     return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
 
 
-def labels_by_clustering(features: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
+def labels_by_clustering(features: Float32, seed: int) -> Int64:
     """Return K-means clusters as labels for data without any."""
     with requires_package("distributing data without labels"):
         from sklearn.cluster import KMeans  # slow to import, and seldom needed
@@ -145,9 +144,7 @@ def _uniform(samples: Int64, nodes: int, rng: np.random.Generator) -> Rows:
     return [np.sort(part) for part in np.array_split(rng.permutation(samples), nodes)]
 
 
-def _by_label(
-    samples: Int64, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator
-) -> Rows:
+def _by_label(samples: Int64, labels: Int64, nodes: int, rng: np.random.Generator) -> Rows:
     """Case 2: one label per node, or up to ⌈labels / nodes⌉ if there are fewer nodes.
 
     Labels are assigned to nodes in turn. A label of several nodes is split evenly.
@@ -165,9 +162,7 @@ def _by_label(
     return list(map(_joined, rows))
 
 
-def _mixed(
-    samples: Int64, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator
-) -> Rows:
+def _mixed(samples: Int64, labels: Int64, nodes: int, rng: np.random.Generator) -> Rows:
     """Case 4: half of the labels and nodes as in Case 1, the other half as in Case 2."""
     present = np.unique(labels)
     if nodes < 2 or len(present) < 2:
@@ -181,9 +176,7 @@ def _mixed(
     return uniform + _by_label(samples[~first], labels, nodes - first_nodes, rng)
 
 
-def _dirichlet(
-    labels: NDArray[np.int64], nodes: int, alpha: float, rng: np.random.Generator
-) -> Rows:
+def _dirichlet(labels: Int64, nodes: int, alpha: float, rng: np.random.Generator) -> Rows:
     """Split each label's samples by random shares ~ Dirichlet(α) over the nodes.
 
     With a small α, nodes have few labels. An empty node takes one sample from the largest.
@@ -204,9 +197,7 @@ def _dirichlet(
     return [np.flatnonzero(owners == node) for node in range(nodes)]
 
 
-def _some_labels(
-    labels: NDArray[np.int64], nodes: int, count: int, rng: np.random.Generator
-) -> Rows:
+def _some_labels(labels: Int64, nodes: int, count: int, rng: np.random.Generator) -> Rows:
     """Give every node samples of `count` labels; a label is split evenly over its nodes.
 
     A node's first label is assigned in turn, so every label has a node. The others are

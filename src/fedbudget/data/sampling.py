@@ -15,7 +15,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 from fedbudget.arrays import Int64
 from fedbudget.errors import UserError
 from fedbudget.randomness import Stream, generator
+
+Positions: TypeAlias = NDArray[np.int32]
+"""Positions of samples within a shard."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class BatchIndices:
         every node makes all updates.
     """
 
-    positions: NDArray[np.int32]
+    positions: Positions
     group: Int64
     counts: Int64 | None = None
 
@@ -57,7 +60,7 @@ class BatchIndices:
         """Use every sample in every update: deterministic gradient descent."""
         return cls(np.empty((1, updates, 0), np.int32), np.zeros(nodes, np.int64))
 
-    def of(self, node: int, update: int, size: int) -> NDArray[np.int32]:
+    def of(self, node: int, update: int, size: int) -> Positions:
         """Return the positions of one node's mini-batch in one update.
 
         Args:
@@ -79,8 +82,8 @@ class SamplerState:
     """
 
     generators: tuple[Mapping[str, Any], ...]
-    left: tuple[NDArray[np.int32], ...]
-    last: NDArray[np.int32] | None
+    left: tuple[Positions, ...]
+    last: Positions | None
     last_used: int
 
 
@@ -102,7 +105,7 @@ class Sampler:
         self._streams: list[_Stream] = []
         if batch is not None:
             self._streams = [_Stream(size, batch, seed) for size in distinct.tolist()]
-        self._last: NDArray[np.int32] | None = None
+        self._last: Positions | None = None
         self._last_used = 0
 
     def round(
@@ -174,7 +177,7 @@ class _Stream:
         self._epochs = -(-batch // size)
         self.left = np.empty((0, batch), np.int32)
 
-    def fill(self, out: NDArray[np.int32]) -> None:
+    def fill(self, out: Positions) -> None:
         """Write the next mini-batches to `out`, [mini-batches, batch]."""
         done = 0
         while done < len(out):
@@ -195,7 +198,7 @@ class _Stream:
     def state(self) -> Mapping[str, Any]:
         return self._rng.bit_generator.state
 
-    def restore(self, state: Mapping[str, Any], left: NDArray[np.int32]) -> None:
+    def restore(self, state: Mapping[str, Any], left: Positions) -> None:
         self._rng = generator(0, Stream.MINI_BATCHES)
         self._shared = False
         self._rng.bit_generator.state = dict(state)

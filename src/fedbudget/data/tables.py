@@ -136,7 +136,7 @@ class RawTable:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def rows(self, chosen: NDArray[np.int64]) -> "RawTable":
+    def rows(self, chosen: Int64) -> "RawTable":
         """Return the table with only the chosen rows."""
         columns = {name: _rows(values, chosen) for name, values in self.columns.items()}
         targets = None if self.targets is None else _rows(self.targets, chosen)
@@ -150,7 +150,7 @@ class RawTable:
         return Columns(x, self.targets)
 
 
-def _rows(values: ColumnValues, chosen: NDArray[np.int64]) -> ColumnValues:
+def _rows(values: ColumnValues, chosen: Int64) -> ColumnValues:
     if isinstance(values, TextColumn):
         return replace(values, codes=values.codes[chosen])
     return values[chosen]
@@ -208,11 +208,6 @@ class LayoutColumn:
         Annotated[tuple[ColumnName, ...], Meta(max_length=MOST_CATEGORIES)] | None
     ) = None
     fill: float | ColumnName | None = None
-
-    @property
-    def features(self) -> int:
-        """The number of features of the column."""
-        return 1 if self.categories is None else len(self.categories)
 
     def encode(self, values: ColumnValues) -> Float64:
         """Return the features, [rows, features]. A column without values fits any kind."""
@@ -284,7 +279,7 @@ class Layout:
     @property
     def features(self) -> int:
         """The number of features."""
-        return sum(column.features for column in self.columns)
+        return len(self.feature_names)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
