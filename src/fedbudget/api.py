@@ -85,27 +85,37 @@ def train(
 ) -> Result:
     """Train a model under a budget; the same as `fedbudget run`.
 
-    Args: task: name of predefined settings, such as `svm-sgd-mnist`; other arguments
-      override them. model: a name, a PyTorch module or its class, or any `Model`, such as a
-      `TorchModel` or a `FunctionModel`. dataset: a name, a path, a `Dataset`, or samples to
-      distribute over nodes: a DataFrame with the column `target`, a map-style Dataset of
-      PyTorch, or a list. Ignored if you pass `shards`. shards: data of each node: (x, y),
-      with y None without a target, or samples as above. test: test samples in the same
-      form, with shards or samples. budget: one limit or several, such as `["time=15s",
-      "bytes=20MB"]`. until: one target or several, such as `"accuracy=0.95"`; the run stops
-      at the first one that is reached. case: 1 to 4, short for `partition="case:N"`.
-      controller: object that chooses τ instead of the method. step_size: η, `auto`, or an
-      object that chooses it. update: how the mean update changes w: the name of a rule,
-      such as `fedadam`, or an object. By default the method decides. combine: how the
-      updates of nodes are combined: `mean`, `clipped`, `trimmed`, `median`, or an object.
+    Args:
+      task: name of predefined settings, such as `svm-sgd-mnist`; other arguments override
+        them.
+      model: a name, a PyTorch module or its class, or any `Model`, such as a `TorchModel`
+        or a `FunctionModel`.
+      dataset: a name, a path, a `Dataset`, or samples to distribute over nodes: a DataFrame
+        with the column `target`, a map-style Dataset of PyTorch, or a list. Ignored if you
+        pass `shards`.
+      shards: data of each node: (x, y), with y None without a target, or samples as above.
+      test: test samples in the same form, with shards or samples.
+      budget: one limit or several, such as `["time=15s", "bytes=20MB"]`.
+      until: one target or several, such as `"accuracy=0.95"`; the run stops at the first
+        one that is reached.
+      case: 1 to 4, short for `partition="case:N"`.
+      controller: object that chooses τ instead of the method.
+      step_size: η, `auto`, or an object that chooses it.
+      update: how the mean update changes w: the name of a rule, such as `fedadam`, or an
+        object. By default the method decides.
+      combine: how the updates of nodes are combined: `mean`, `clipped`, `trimmed`,
+        `median`, or an object.
       callbacks: functions called with the record of every round; the run stops when one
-      returns True. out: folder of the run; without it nothing is written. resume: folder of
-      a run to resume with its own settings. Pass again the objects that it was given. A
-      `budget` extends its limits: `"time=+5s"`. track: additional trackers: `mlflow`,
-      `tensorboard` or both. engine: `in-process`, `ray` for a cluster, or `network` for
-      node processes on this machine. ray_address: address of the Ray cluster; this machine
-      by default. actors: number of Ray processes that share the nodes; one per core by
-      default. options: the other fields of `fedbudget.Settings`.
+        returns True.
+      out: folder of the run; without it nothing is written.
+      resume: folder of a run to resume with its own settings. Pass again the objects that
+        it was given. A `budget` extends its limits: `"time=+5s"`.
+      track: additional trackers: `mlflow`, `tensorboard` or both.
+      engine: `in-process`, `ray` for a cluster, or `network` for node processes on this
+        machine.
+      ray_address: address of the Ray cluster; this machine by default.
+      actors: number of Ray processes that share the nodes; one per core by default.
+      options: the other fields of `fedbudget.Settings`.
 
     Returns:
       the figures, the model and the record of every round.
@@ -176,22 +186,28 @@ def serve(
 ) -> Result:
     """Run the aggregator: wait for nodes and train; the same as `fedbudget serve`.
 
-    Args: address: HOST:PORT to listen on; port 0 selects a free port, which is printed.
+    Args:
+      address: HOST:PORT to listen on; port 0 selects a free port, which is printed.
       model: a name, or a custom model that nodes need too: a PyTorch module or its class,
-      any `Model`, a function that creates one, or a file and a name in it, such as
-      `net.py:Net`. budget, until, task, controller, step_size, update, combine, callbacks,
-      track: see `fedbudget.train`. data: samples of the aggregator itself, in a form of
-      `fedbudget.join`. test: test samples in the same form, or the name of a dataset. out:
-      folder of the run, needed to resume it; without it nothing is written. resume: folder
-      of a run to resume; pass a custom model object again. cert, key: certificate and key
-      of this aggregator, for TLS. client_ca: certificate authority of the nodes, for mutual
-      TLS. token_file: file with one token for all nodes, or a line NAME TOKEN for each; the
-      environment variable FEDBUDGET_TOKEN by default. insecure: allow unencrypted
-      connections from other machines. max_nodes: maximum number of nodes. allow: names of
-      the nodes that may join; all by default. metrics_port: PORT or HOST:PORT of the
-      Prometheus metrics. energy_meter: energy meter of this machine, if it holds data.
-      quiet: print only errors, and the port if `address` does not fix it. options: the
-      other fields of `fedbudget.Settings`; `nodes` is the number to wait for.
+        any `Model`, a function that creates one, or a file and a name in it, such as
+        `net.py:Net`.
+      budget, until, task, controller, step_size, update, combine, callbacks, track: see
+        `fedbudget.train`.
+      data: samples of the aggregator itself, in a form of `fedbudget.join`.
+      test: test samples in the same form, or the name of a dataset.
+      out: folder of the run, needed to resume it; without it nothing is written.
+      resume: folder of a run to resume; pass a custom model object again.
+      cert, key: certificate and key of this aggregator, for TLS.
+      client_ca: certificate authority of the nodes, for mutual TLS.
+      token_file: file with one token for all nodes, or a line NAME TOKEN for each; the
+        environment variable FEDBUDGET_TOKEN by default.
+      insecure: allow unencrypted connections from other machines.
+      max_nodes: maximum number of nodes.
+      allow: names of the nodes that may join; all by default.
+      metrics_port: PORT or HOST:PORT of the Prometheus metrics.
+      energy_meter: energy meter of this machine, if it holds data.
+      quiet: print only errors, and the port if `address` does not fix it.
+      options: the other fields of `fedbudget.Settings`; `nodes` is the number to wait for.
 
     Returns:
       the figures, the model and the record of every round.
@@ -284,30 +300,41 @@ def join(
 ) -> int:
     """Run a node: train on the data of this machine; the same as `fedbudget join`.
 
-    Args: address: HOST:PORT of the aggregator. data: samples of this node, which stay here:
-      (x, y), with y None without a target; a map-style Dataset of PyTorch or a list of
-      samples; a DataFrame; a function that returns one of these; a file, or a file and a
-      name in it. model: custom model, the same as that of the aggregator (see
-      `fedbudget.serve`); omit it for a model with a name. name: name of the node; the host
-      name by default. target: column to predict, if data is a `.csv` or a DataFrame. drop,
-      categorical, impute, classes, standardise: how such data is read, as in
-      `fedbudget.Settings`; use the same values at all nodes. labels: file with the labels,
-      if data is an IDX file of images. test_share: fraction of the samples to hold out; the
-      aggregator may request an evaluation on them. test: samples to evaluate on, in a form
-      of `data`, instead of `test_share`. device: device for PyTorch. ca: certificate
-      authority of the aggregator, for TLS. cert, key: certificate and key of this node, for
-      mutual TLS. token_file: file with the token of this node; the environment variable
-      FEDBUDGET_TOKEN by default. insecure: allow an unencrypted connection to another
-      machine. energy_meter: how this machine measures energy. pace, delay: simulate a
-      slower machine or network. min_batch, max_tau: smallest mini-batch and largest number
-      of local updates in a round that this node accepts. min_interval: minimum number of
-      seconds between two replies. privacy_limit, privacy_delta: largest total ε of all
-      private runs, at this δ. privacy_unit: unit of that ε: `node`, with all its samples,
-      or each `sample`. privacy_account: file with the privacy spent so far.
-      secure_aggregation: join only runs with secure aggregation. secure_threshold: smallest
-      fraction of a group that may open a sum. identity: file with the key of this node for
-      secure aggregation, if it has no certificate; created if missing. known_nodes: file
-      with a line NAME KEY for each other node. sent_log: file that lists everything sent.
+    Args:
+      address: HOST:PORT of the aggregator.
+      data: samples of this node, which stay here: (x, y), with y None without a target; a
+        map-style Dataset of PyTorch or a list of samples; a DataFrame; a function that
+        returns one of these; a file, or a file and a name in it.
+      model: custom model, the same as that of the aggregator (see `fedbudget.serve`); omit
+        it for a model with a name.
+      name: name of the node; the host name by default.
+      target: column to predict, if data is a `.csv` or a DataFrame.
+      drop, categorical, impute, classes, standardise: how such data is read, as in
+        `fedbudget.Settings`; use the same values at all nodes.
+      labels: file with the labels, if data is an IDX file of images.
+      test_share: fraction of the samples to hold out; the aggregator may request an
+        evaluation on them.
+      test: samples to evaluate on, in a form of `data`, instead of `test_share`.
+      device: device for PyTorch.
+      ca: certificate authority of the aggregator, for TLS.
+      cert, key: certificate and key of this node, for mutual TLS.
+      token_file: file with the token of this node; the environment variable FEDBUDGET_TOKEN
+        by default.
+      insecure: allow an unencrypted connection to another machine.
+      energy_meter: how this machine measures energy.
+      pace, delay: simulate a slower machine or network.
+      min_batch, max_tau: smallest mini-batch and largest number of local updates in a round
+        that this node accepts.
+      min_interval: minimum number of seconds between two replies.
+      privacy_limit, privacy_delta: largest total ε of all private runs, at this δ.
+      privacy_unit: unit of that ε: `node`, with all its samples, or each `sample`.
+      privacy_account: file with the privacy spent so far.
+      secure_aggregation: join only runs with secure aggregation.
+      secure_threshold: smallest fraction of a group that may open a sum.
+      identity: file with the key of this node for secure aggregation, if it has no
+        certificate; created if missing.
+      known_nodes: file with a line NAME KEY for each other node.
+      sent_log: file that lists everything sent.
       give_up_after: seconds to retry an unreachable aggregator; `inf` to retry forever.
       quiet: print only errors.
 

@@ -29,24 +29,31 @@ _OPTIONAL = (
 class Result:
     """The result of a run.
 
-    Args: loss: F(w^f) on all training samples; with remote nodes, their latest report.
-      accuracy: on the test samples; None if the model has none. metrics: further figures on
-      the test samples, by name: of classes or of real targets, and those that the model
-      defines. to_beat: the figure of a trivial model: the accuracy of always predicting the
-      most frequent class, or the RMSE of predicting the mean. spread: accuracy or RMSE over
-      nodes that hold test samples: `worst`, `tenth` (the tenth percentile), `median`, and
-      the number of `nodes`. average_tau: local updates divided by aggregations.
-      aggregations, local_updates: K and T; centralized descent has no aggregations. spent,
-      budget, overshoot: per resource. sources: source of each amount: measured, estimated,
-      declared or simulated. trial_seconds: duration of trial rounds before the clock of the
-      budget started, if anything is measured; not part of `spent`. stopped_by: a resource,
-      `rounds`, `target`, `plateau`, `callback` or `interrupted`. note: which part of the
-      dataset was used, if not all. run: folder of the run, if any. w: w^f, or the
-      parameters kept instead, [parameters]. model: the trained model with this w:
-      `result.model.predict(x)`. rounds: a record of each round. until: the targets, and
-      whether w has reached each. kept_round: the round that started with the kept w; None
-      if w is w^f. privacy_delta: δ of the ε in `spent`, for a private run, which reports no
-      loss. overfitting: when the model began to overfit, if it clearly did.
+    Args:
+      loss: F(w^f) on all training samples; with remote nodes, their latest report.
+      accuracy: on the test samples; None if the model has none.
+      metrics: further figures on the test samples, by name: of classes or of real targets,
+        and those that the model defines.
+      to_beat: the figure of a trivial model: the accuracy of always predicting the most
+        frequent class, or the RMSE of predicting the mean.
+      spread: accuracy or RMSE over nodes that hold test samples: `worst`, `tenth` (the
+        tenth percentile), `median`, and the number of `nodes`.
+      average_tau: local updates divided by aggregations.
+      aggregations, local_updates: K and T; centralized descent has no aggregations.
+      spent, budget, overshoot: per resource.
+      sources: source of each amount: measured, estimated, declared or simulated.
+      trial_seconds: duration of trial rounds before the clock of the budget started, if
+        anything is measured; not part of `spent`.
+      stopped_by: a resource, `rounds`, `target`, `plateau`, `callback` or `interrupted`.
+      note: which part of the dataset was used, if not all.
+      run: folder of the run, if any.
+      w: w^f, or the parameters kept instead, [parameters].
+      model: the trained model with this w: `result.model.predict(x)`.
+      rounds: a record of each round.
+      until: the targets, and whether w has reached each.
+      kept_round: the round that started with the kept w; None if w is w^f.
+      privacy_delta: δ of the ε in `spent`, for a private run, which reports no loss.
+      overfitting: when the model began to overfit, if it clearly did.
     """
 
     loss: float

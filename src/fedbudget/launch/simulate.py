@@ -311,9 +311,11 @@ def on_ray(
 ) -> Iterator[PreparedRun]:
     """Place nodes on a Ray cluster and yield a run with them.
 
-    Args: address: address of the cluster; this machine by default. actors: number of
-      processes that share the nodes; by default one per core, or the number of a resumed
-      run. resumed: checkpoint to resume from.
+    Args:
+      address: address of the cluster; this machine by default.
+      actors: number of processes that share the nodes; by default one per core, or the
+        number of a resumed run.
+      resumed: checkpoint to resume from.
     """
     if settings.method not in FEDERATED:
         raise UserError(

@@ -1,7 +1,6 @@
 """Options for command line, files and Python, each declared once as a field of a dataclass.
 
-    nodes: Count | None = option(None, "How many nodes.", "data", shown="5, or one per
-      file")
+    nodes: Count | None = option(None, "Number of nodes.", "data", shown="5, or one per file")
 
 The field has the name, and the type with its range. `option` adds the default, the help
 text and the commands that have it. msgspec checks values against the type; error messages
@@ -55,14 +54,18 @@ REQUIRED: Any = MISSING
 class Option:
     """Help text and placement of an option.
 
-    Args: help: one sentence. group: group in the help; None for a command with few options.
+    Args:
+      help: one sentence.
+      group: group in the help; None for a command with few options.
       commands: commands that have the option; `COMMANDS` of its dataclass by default.
       shown: default as the help shows it, if the default of the field is not informative.
-      defaults: different defaults of some commands; Flower's run-config is `flower`. helps:
-      different help texts of some commands. values: values for shell completion, or a
-      function from a prefix to values; by default the words of the type. argument: whether
-      it is a positional argument of the command line. commas: whether one text on the
-      command line holds several values, separated by commas; quotes protect a comma.
+      defaults: different defaults of some commands; Flower's run-config is `flower`.
+      helps: different help texts of some commands.
+      values: values for shell completion, or a function from a prefix to values; by default
+        the words of the type.
+      argument: whether it is a positional argument of the command line.
+      commas: whether one text on the command line holds several values, separated by
+        commas; quotes protect a comma.
     """
 
     help: str
