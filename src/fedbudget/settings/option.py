@@ -1,6 +1,6 @@
 """Options for command line, files and Python, each declared once as a field of a dataclass.
 
-    nodes: Count | None = option(None, "Number of nodes.", "data", shown="5, or one per file")
+    nodes: Count | None = option(None, "Number of nodes.", "data", shown="one per file")
 
 The field has the name, and the type with its range. `option` adds the default, the help
 text and the commands that have it. msgspec checks values against the type; error messages
