@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from fedbudget.cli.console import decimals, print_table
 from fedbudget.cli.options import JOBS, Given, OutputOptions, command, settings_from
 from fedbudget.cli.sweep import SWEEPS, sweep_progress
 from fedbudget.errors import UserError
@@ -29,7 +30,7 @@ def compare(
     given: Given,
     cases: tuple[int, ...] | None = option(
         None,
-        "The paper's cases to compare in.",
+        "Cases to compare in.",
         "most used",
         shown="1,2,3,4; with --rivals --partition",
     ),
@@ -145,8 +146,6 @@ def _compare_rivals(
 
 
 def _print_rivals(comparison: "RivalComparison", budget: str, seeds: int) -> None:
-    from fedbudget.cli.console import console, plain_table
-
     runs = f"mean of {seeds} runs" if seeds > 1 else "one run"
     print(
         f"{comparison.title}: loss on all training samples at the end of {budget}, {runs}"
@@ -159,41 +158,40 @@ def _print_rivals(comparison: "RivalComparison", budget: str, seeds: int) -> Non
         "runs to tune",
         "tuned in hindsight to",
     )
-    table = plain_table(headings, left=("method", "tuned in hindsight to"))
+    rows = []
     for each in (comparison.own, *comparison.others):
         ratio = comparison.ratio(each)
-        table.add_row(
+        row = (
             each.name,
             f"{each.loss:.4g}",
-            "" if each.accuracy is None else f"{each.accuracy:.4f}",
-            "" if ratio is None else f"{ratio:.3g}",
+            decimals(each.accuracy),
+            decimals(ratio, ".3g"),
             str(each.runs),
             each.tuned_to,
         )
-    console().print(table, highlight=False)
+        rows.append(row)
+    print_table(headings, rows, left=("method", "tuned in hindsight to"))
     print(f"ratio: loss divided by the loss of {comparison.own.name}; above 1 is worse")
 
 
 def _print_cases(comparisons: "list[CaseComparison]", seeds: int, method: str) -> None:
-    from fedbudget.cli.console import console, plain_table
-
     print(
         f"loss at the end of the budget, mean of {seeds} runs; "
         f"adaptive: method {method}, fixed: plain averaging"
     )
-    table = plain_table(["τ", *(f"case {case.case}" for case in comparisons)])
+    rows = []
     for index, each in enumerate(comparisons[0].fixed):
-        losses = [
-            f"{case.fixed[index].loss:.4f}{'*' if case.fixed[index] is case.best else ' '}"
-            for case in comparisons
-        ]
-        table.add_row(f"{each.tau:g}", *losses)
-    table.add_row()
-    table.add_row("adaptive", *(f"{case.adaptive.loss:.4f} " for case in comparisons))
-    table.add_row("average τ", *(f"{case.adaptive.tau:.1f} " for case in comparisons))
+        row = [f"{each.tau:g}"]
+        for case in comparisons:
+            result = case.fixed[index]
+            row.append(f"{result.loss:.4f}{'*' if result is case.best else ' '}")
+        rows.append(row)
+    rows.append([])
+    rows.append(["adaptive", *(f"{case.adaptive.loss:.4f} " for case in comparisons)])
+    rows.append(["average τ", *(f"{case.adaptive.tau:.1f} " for case in comparisons)])
     regrets = ["" if case.regret is None else f"{case.regret:.3f} " for case in comparisons]
-    table.add_row("regret", *regrets)
-    console().print(table)
+    rows.append(["regret", *regrets])
+    print_table(["τ", *(f"case {case.case}" for case in comparisons)], rows)
     print(
         "* best fixed τ of the case; regret: 0 equals the best fixed τ, 1 the worst, "
         "below 0 is better than any"

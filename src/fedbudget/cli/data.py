@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from fedbudget.cli.console import print_table
 from fedbudget.cli.options import OutputOptions, command
 from fedbudget.settings.option import REQUIRED, choices_text, option
 from fedbudget.settings.settings import DATASETS, SMALL_DATASETS
@@ -14,11 +15,7 @@ from fedbudget.settings.settings import DATASETS, SMALL_DATASETS
 if TYPE_CHECKING:
     from fedbudget.data.published import PublishedDataset
 
-app = typer.Typer(
-    help="List, fetch and check the published datasets.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(help="List, fetch and check the published datasets.")
 
 _EMBEDDED, *_FETCHED = [name for name in DATASETS if name not in SMALL_DATASETS]
 _EMBEDDED_DATASET = {
@@ -47,7 +44,7 @@ def _data(context: typer.Context) -> None:
 @app.command("list")
 @command
 def list_datasets(*, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -> None:
-    """List the published datasets and their folders, without reading the files.
+    """List the published datasets. The contents of files are not checked.
 
     Examples:
 
@@ -63,21 +60,14 @@ def list_datasets(*, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -
         print(json.dumps({"datasets": datasets}))
         return
 
-    from fedbudget.cli.console import console, plain_table
-
     headings = ("name", "title", "samples", "size", "files", "where")
-    table = plain_table(headings, left=("name", "title", "files", "where"), overflow="fold")
-    table.add_row(
-        _EMBEDDED,
-        str(_EMBEDDED_DATASET["title"]),
-        f"{_EMBEDDED_DATASET['samples']:,}",
-        "",
-        "complete",
-        "embedded",
-    )
-    for copy in copies:
-        table.add_row(*_cells(copy))
-    console().print(table, highlight=False)
+    title = str(_EMBEDDED_DATASET["title"])
+    samples = f"{_EMBEDDED_DATASET['samples']:,}"
+    rows = [
+        (_EMBEDDED, title, samples, "", "complete", "embedded"),
+        *map(_cells, copies),
+    ]
+    print_table(headings, rows, left=("name", "title", "files", "where"), overflow="fold")
     for copy in copies:
         missing = copy.files_in_state(_MISSING)
         if copy.where is not None and missing:

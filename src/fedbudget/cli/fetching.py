@@ -1,9 +1,5 @@
-"""Progress of a download: bars on a terminal, otherwise one line per file.
+"""Progress of a download on standard error, so that standard output can be piped."""
 
-Both go to standard error, so that standard output can be piped.
-"""
-
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,11 +19,8 @@ from fedbudget.data.download import Progress
 
 @contextmanager
 def download_progress() -> Iterator[Progress]:
-    """Yield an object that shows the progress of a download on standard error."""
+    """Yield an object that prints one line per fetched file, with bars on a terminal."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _Lines()
-        return
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -35,36 +28,21 @@ def download_progress() -> Iterator[Progress]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with RichProgress(*columns, console=console, transient=True) as bars:
+    no_bars = not console.is_terminal
+    with RichProgress(*columns, console=console, transient=True, disable=no_bars) as bars:
         yield _Bars(bars)
 
 
-class _Lines(Progress):
-    """Prints one line per fetched file."""
-
-    def __init__(self) -> None:
-        self._source = ""
-
-    def on_source(self, source: str) -> None:
-        self._source = source
-
-    def on_file(self, name: str) -> None:
-        self._print(f"{name} from {self._source}")
-
-    def _print(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-
-class _Bars(_Lines):
-    """Prints the same lines, with a bar for the current file below them."""
+class _Bars(Progress):
+    """Prints one line per fetched file, above a bar for the current file."""
 
     def __init__(self, bars: RichProgress) -> None:
-        super().__init__()
         self._bars = bars
+        self._source = ""
         self._tasks: dict[str, TaskID] = {}
 
     def on_source(self, source: str) -> None:
-        super().on_source(source)
+        self._source = source
         self._clear()
         self.on_bytes(source, 0, None)  # a moving bar until bytes are counted
 
@@ -74,10 +52,11 @@ class _Bars(_Lines):
             self._tasks[name] = self._bars.add_task(name, total=None)
         self._bars.update(self._tasks[name], completed=done, total=total)
 
+    def on_file(self, name: str) -> None:
+        line = f"{name} from {self._source}"
+        self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def _clear(self) -> None:
         for task in self._tasks.values():
             self._bars.remove_task(task)
         self._tasks.clear()
-
-    def _print(self, line: str) -> None:
-        self._bars.console.print(line, markup=False, highlight=False)

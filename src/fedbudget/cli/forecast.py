@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedbudget.cli.console import console, plain_table
 from fedbudget.cli.options import RUN, OutputOptions, command
-from fedbudget.resources import RESOURCES
 from fedbudget.settings.option import option
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def forecast(
     ),
     output: OutputOptions,
 ) -> None:
-    """Forecast what more budget would buy, and what a target would cost.
+    """Forecast the loss with more budget, and the cost of a target.
 
     The forecasts extrapolate the run's own curve and come with 80 % intervals. An
     unfinished run is forecast to the end of its budget, a finished run with 10 %, 50 % and
@@ -56,7 +56,7 @@ def interval_text(interval: "Interval | None") -> str:
 
 
 def _print(report: "ForecastReport") -> None:
-    from fedbudget.cli.console import console, plain_table
+    from fedbudget.resources import RESOURCES
 
     out = console()
     amounts = [
@@ -67,11 +67,11 @@ def _print(report: "ForecastReport") -> None:
     out.print(f"spent {', '.join(amounts)}{loss}{accuracy}", highlight=False)
     if report.budgets:
         names = list(report.limits)
-        table = plain_table((*names, "loss", "accuracy"), no_wrap=True)
+        rows = []
         for each in report.budgets:
-            spent = [RESOURCES[name].format(each.spent[name]) for name in names]
-            table.add_row(*spent, interval_text(each.loss), interval_text(each.accuracy))
-        out.print(table)
+            row = [RESOURCES[name].format(each.spent[name]) for name in names]
+            rows.append([*row, interval_text(each.loss), interval_text(each.accuracy)])
+        out.print(plain_table((*names, "loss", "accuracy"), rows, no_wrap=True))
         for reason in dict.fromkeys(each.reason for each in report.budgets if each.reason):
             out.print(f"loss unknown: {reason}", highlight=False)
     for target in report.targets:
@@ -82,6 +82,8 @@ def _print(report: "ForecastReport") -> None:
 
 
 def _cost_text(target: "TargetCost") -> str:
+    from fedbudget.resources import RESOURCES
+
     if target.budget is None:
         reached = "already" in target.reason
         return target.reason if reached else f"cost unknown: {target.reason}"

@@ -31,7 +31,6 @@ typer.core.HAS_RICH = False
 app = typer.Typer(
     help="Train a model on data that stays on its nodes, within a budget of time, energy, "
     "bytes, money or privacy.",
-    pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 _TRAIN = (

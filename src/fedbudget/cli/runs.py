@@ -12,6 +12,7 @@ import click
 import typer
 import typer.core
 
+from fedbudget.cli.console import console, decimals, print_table
 from fedbudget.cli.options import RUN, OutputOptions, command, run_folders
 from fedbudget.errors import UserError
 from fedbudget.settings.option import REQUIRED, option
@@ -48,8 +49,6 @@ class _ListByDefault(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_ListByDefault,
     help="List runs, the newest first, or remove some. The default command is list.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
 
 
@@ -66,9 +65,10 @@ def list_runs(
     ),
     output: OutputOptions,
 ) -> None:
-    """List runs, the newest first: state, loss, accuracy, spending, and what stopped each.
+    """List runs, the newest first.
 
-    The state is "broken off" if the run was killed or its machine lost power. Such a run
+    The table shows state, loss, accuracy, spending, and what stopped a run. The state is
+    "broken off" if the run was killed or its machine lost power. Such a run
     can be resumed: fedbudget run --resume or fedbudget serve --resume.
 
     Examples:
@@ -90,13 +90,8 @@ def list_runs(
         print(f"no runs in {', '.join(map(str, folders))}")
         return
 
-    from fedbudget.cli.console import console, plain_table
-
     left = ("run", "state", "what", "spent", "stopped by", "began")
-    table = plain_table(_COLUMNS, left=left, overflow="fold")
-    for each in overviews:
-        table.add_row(*_cells(each))
-    console().print(table, highlight=False)
+    print_table(_COLUMNS, map(_cells, overviews), left=left, overflow="fold")
 
 
 def _cells(run: dict[str, Any]) -> tuple[str, ...]:
@@ -108,8 +103,8 @@ def _cells(run: dict[str, Any]) -> tuple[str, ...]:
         run["run"],
         run["state"],
         run["title"],
-        "" if run["loss"] is None else f"{run['loss']:.4f}",
-        "" if run["accuracy"] is None else f"{run['accuracy']:.4f}",
+        decimals(run["loss"]),
+        decimals(run["accuracy"]),
         ", ".join(spent),
         run["stopped_by"] or "",
         f"{datetime.fromtimestamp(run['began']):%Y-%m-%d %H:%M}",
@@ -198,7 +193,6 @@ def show(
         print(json.dumps(opened.summary or unfinished))
         return
 
-    from fedbudget.cli.console import console
     from fedbudget.cli.view import LOSSES, PRIVACY, rounds_table
     from fedbudget.runs.text import run_title
 
@@ -261,9 +255,10 @@ def report(
     ),
     out: Path = option(Path("report.html"), "The file to write."),
 ) -> None:
-    """Write runs into one HTML file, with charts and a description of each run.
+    """Write runs into one HTML file.
 
-    The file opens in any browser and needs no network.
+    The file has charts and a description of each run. It opens in any browser and needs no
+    network.
 
     Examples:
 

@@ -12,12 +12,7 @@ from fedbudget.settings.option import REQUIRED, option
 NAME: str = option(REQUIRED, "The node's name, as in join --name.", argument=True)
 FILE: Path = option(Path("tokens"), "The file of tokens, as in serve --token-file.")
 
-app = typer.Typer(
-    help="Create and revoke tokens of nodes.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-)
+app = typer.Typer(help="Create and revoke tokens of nodes.", no_args_is_help=True)
 
 
 @command
@@ -79,7 +74,9 @@ def certs(
 @app.command()
 @command
 def add(*, name: str = NAME, file: Path = FILE) -> None:
-    """Create a token for a node and print it once, for the node's own file.
+    """Create a token for a node, and print it once.
+
+    Keep it in a file at the node.
 
     Examples:
 
@@ -95,7 +92,9 @@ def add(*, name: str = NAME, file: Path = FILE) -> None:
 @app.command()
 @command
 def revoke(*, name: str = NAME, file: Path = FILE) -> None:
-    """Revoke a node's token; a running aggregator drops the node within seconds.
+    """Revoke a node's token.
+
+    A running aggregator drops the node within seconds.
 
     Examples:
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedbudget.cli.console import decimals, print_table
 from fedbudget.cli.options import JOBS, EngineOptions, Given, OutputOptions, command
 from fedbudget.settings.option import REQUIRED, option
 
@@ -258,18 +259,12 @@ def _plain_lines() -> "Progress":
 
 
 def _print_means(rows: list[dict[str, Any]]) -> None:
-    from fedbudget.cli.console import console, plain_table
-
     def text(name: str, value: Any) -> str:
-        if value is None:
-            return ""
-        return f"{value:.4f}" if name in ("loss", "accuracy") else str(value)
+        return decimals(value, ".4f" if name in ("loss", "accuracy") else "")
 
     print("mean over seeds")
-    table = plain_table(rows[0])
-    for row in rows[:_MAX_ROWS]:
-        table.add_row(*(text(name, value) for name, value in row.items()))
-    console().print(table, highlight=False)
+    shown = [[text(*item) for item in row.items()] for row in rows[:_MAX_ROWS]]
+    print_table(rows[0], shown)
     if len(rows) > _MAX_ROWS:
         print(f"and {len(rows) - _MAX_ROWS} more")
 
@@ -282,11 +277,10 @@ def _print_expected(runs: int, seconds: float) -> None:
 
 
 def _print_claims(results: "list[FigureResult]") -> None:
-    from fedbudget.cli.console import console, plain_table
-
     headings = ("holds", "claim", "measured")
-    table = plain_table(headings, left=headings)
-    for result in results:
-        for claim in result.claims:
-            table.add_row("yes" if claim.holds else "NO", claim.text, claim.measured)
-    console().print(table, highlight=False)
+    rows = [
+        ("yes" if claim.holds else "NO", claim.text, claim.measured)
+        for result in results
+        for claim in result.claims
+    ]
+    print_table(headings, rows, left=headings)

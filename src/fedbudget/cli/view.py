@@ -17,11 +17,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedbudget.cli.console import plain_table
+from fedbudget.cli.console import decimals, plain_table
 from fedbudget.cli.dashboard import run_dashboard
 from fedbudget.cli.forecast import interval_text
 from fedbudget.cli.options import OutputOptions
-from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError, flag
 from fedbudget.forecasts.curve import LEVEL
 from fedbudget.forecasts.forecast import Forecast, LatestForecast, next_forecast
@@ -78,7 +77,8 @@ def make_run(
     """
     folder = folder or output.out or default_folder(prepared.settings)
     if not output.json:
-        print_data_remarks(prepared.dataset)
+        for remark in (*prepared.dataset.remarks, *prepared.dataset.warnings):
+            _print_remark("data", remark)
         print_privacy_remarks(prepared)
     with (
         run_dashboard(folder, wanted=output.dashboard),
@@ -116,12 +116,6 @@ def preparing(
         finally:
             notice.cancel()
         yield prepared
-
-
-def print_data_remarks(dataset: Dataset) -> None:
-    """Print remarks and warnings on the data to standard error."""
-    for remark in (*dataset.remarks, *dataset.warnings):
-        _print_remark("data", remark)
 
 
 def print_privacy_remarks(prepared: PreparedRun) -> None:
@@ -275,22 +269,18 @@ def headings(budget: Mapping[str, float]) -> tuple[str, ...]:
 
 def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
     """Return a round as a row of texts, one for each of the `headings`."""
-
-    def number(value: float | None, form: str = ".4f") -> str:
-        return "" if value is None else format(value, form)
-
     texts = {
         "round": str(record.round),
         "τ": record.tau_text,
-        "η": number(record.eta if record.tau and record.eta else None, ".3g"),
+        "η": decimals(record.eta if record.tau and record.eta else None, ".3g"),
         "chosen by": record.reason,
-        "loss": number(record.loss),
-        "loss wᶠ": number(record.best_loss),
-        "accuracy": number(record.accuracy),
-        "ρ̂": number(record.rho, ".3f"),
-        "β̂": number(record.beta, ".3f"),
-        "δ̂": number(record.delta, ".3f"),
-        "ε": number(record.spent.get(PRIVACY), ".4g"),
+        "loss": decimals(record.loss),
+        "loss wᶠ": decimals(record.best_loss),
+        "accuracy": decimals(record.accuracy),
+        "ρ̂": decimals(record.rho, ".3f"),
+        "β̂": decimals(record.beta, ".3f"),
+        "δ̂": decimals(record.delta, ".3f"),
+        "ε": decimals(record.spent.get(PRIVACY), ".4g"),
         "spent": f"{_spent_share(record, budget):.0%}",
     }
     return tuple(texts[name] for name in headings(budget))
@@ -303,10 +293,8 @@ def _spent_share(record: RoundRecord, budget: Mapping[str, float]) -> float:
 
 def rounds_table(records: list[RoundRecord], budget: Mapping[str, float]) -> Table:
     """Return a table of rounds."""
-    table = plain_table(headings(budget), left=("chosen by",), no_wrap=True)
-    for record in records:
-        table.add_row(*cells(record, budget))
-    return table
+    rows = [cells(record, budget) for record in records]
+    return plain_table(headings(budget), rows, left=("chosen by",), no_wrap=True)
 
 
 class _LiveView:
@@ -373,25 +361,26 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
         "missed",
         "now",
     )
-    table = plain_table(columns, left=("node", "now"), no_wrap=True)
     shown = nodes
     if len(nodes) > _MAX_NODES:
         shown = sorted(nodes, key=lambda node: (node.state != "away", -(node.missed or 0)))
         shown = shown[: _MAX_NODES - 1]
+    rows: list[Sequence[str]] = []
     for node in shown:
-        table.add_row(
+        row = (
             node.name,
             f"{node.samples:,}",
             "" if node.step_seconds is None else f"{1000 * node.step_seconds:.2f}",
             str(node.updates or ""),
-            "" if node.idle is None else f"{node.idle:.0%}",
+            decimals(node.idle, ".0%"),
             str(node.rounds),
             str(node.missed or ""),
-            node.state,
+            node.state or "",
         )
+        rows.append(row)
     if len(shown) < len(nodes):
-        table.add_row(f"and {len(nodes) - len(shown)} more")
-    return table
+        rows.append((f"and {len(nodes) - len(shown)} more",))
+    return plain_table(columns, rows, left=("node", "now"), no_wrap=True)
 
 
 def _plain_log(prepared: PreparedRun) -> Callback:

@@ -176,13 +176,8 @@ def error_response(scope: Scope, status: int, reason: str) -> Response:
     """Return an error as a page, or as JSON for a request of the page's own scripts."""
     if scope["path"].startswith("/api/"):
         return JSONResponse({"error": reason}, status)
-    return Response(error_page(status, reason), status, media_type="text/html")
-
-
-def error_page(status: int, reason: str) -> str:
-    """Return the HTML of an error page."""
     style, _ = page_files()["style.css"]  # inline: without access, no file can be loaded
-    return f"""<!doctype html>
+    page = f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -192,6 +187,7 @@ def error_page(status: int, reason: str) -> str:
 <p>{html.escape(reason)}</p><p><a href="/">All runs</a></p></main>
 </html>
 """
+    return Response(page, status, media_type="text/html")
 
 
 def _host(header: str) -> str:

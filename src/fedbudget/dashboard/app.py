@@ -237,7 +237,7 @@ def _number(request: Request, name: str) -> int:
 def _page_file(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in page_files():
-        return error_response(request.scope, 404, "page not found")
+        raise _NotFound("page not found")
     return _file(name)
 
 
