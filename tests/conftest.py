@@ -5,16 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-# Before PyTorch is loaded, whose threads would otherwise spin while they wait: two processes of tests on two cores then
-# take ten times as long.
+# Before PyTorch is loaded, whose threads would otherwise spin while they wait: two
+# processes of tests on two cores then take ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture
 def one_torch_thread() -> Iterator[None]:
-    """As node processes have: more add up in another order, and on a busy machine they wait for each other longer than
-    small steps take.
-    """
+    """As node processes have: more add up in another order, and on a busy machine they wait
+    for each other longer than small steps take."""
     import torch
 
     threads = torch.get_num_threads()
@@ -25,7 +24,9 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture
 def one_numba_thread() -> Iterator[None]:
-    """Hundreds of small runs are not worth sharing out among threads; the figures are the same bits."""
+    """Hundreds of small runs are not worth sharing out among threads; the figures are the
+    same bits.
+    """
     import numba
 
     threads = numba.get_num_threads()

@@ -141,7 +141,9 @@ def test_a_cost_is_finite_and_not_negative(bad: float) -> None:
 
 
 def two(time: float, data: float, *, spent: tuple[float, float] = (0.0, 0.0)) -> Ledger:
-    """A ledger of time and bytes: an update takes 2s and no bytes, the rest of a round 3s and 10 bytes."""
+    """A ledger of time and bytes: an update takes 2s and no bytes, the rest of a round 3s
+    and 10 bytes.
+    """
     ledger = Ledger.open(Budget({"time": time, "bytes": data}), costs([2, 0], [3, 10]))
     return ledger.charge_extra(np.array(spent))
 
@@ -212,13 +214,17 @@ class TestStatistics:
         return statistics
 
     def test_recent_rounds_count_more(self) -> None:
-        """In proportion to their number, what was expected being the first: (1·1 + 2·3 + 3·5) / 6."""
+        """In proportion to their number, what was expected being the first: (1·1 + 2·3 +
+        3·5) / 6.
+        """
         statistics = self.after([(1, 3.0, 3.0), (1, 5.0, 5.0)])
         assert statistics.mean.step[0] == pytest.approx(22 / 6)
 
     @pytest.mark.parametrize("rounds", [200, 400])
     def test_mean_and_deviation_of_noise_are_found(self, rounds: int) -> None:
-        """Within three standard errors of what forty rounds show; b varies by 0.3, c by 0.2 over √τ."""
+        """Within three standard errors of what forty rounds show; b varies by 0.3, c by 0.2
+        over √τ.
+        """
         rng = np.random.default_rng(rounds)
         drawn = [(9, *rng.normal([2.0, 5.0], [0.2 / 3, 0.3])) for _ in range(rounds)]
         statistics = self.after(drawn, 2.0, 5.0)
@@ -230,7 +236,9 @@ class TestStatistics:
         )
 
     def test_a_short_round_varies_more_per_update(self) -> None:
-        """Of rounds of 100 updates one sees an average: alone, an update is ten times as uncertain."""
+        """Of rounds of 100 updates one sees an average: alone, an update is ten times as
+        uncertain.
+        """
         rng = np.random.default_rng(0)
         statistics = self.after([(100, rng.normal(1.0, 0.4 / 10), 0.0) for _ in range(300)])
         assert statistics.deviation((1,))[0] == pytest.approx(0.4, rel=0.4)

@@ -1,4 +1,6 @@
-"""Which τ: the search range, ties, reasons, and that nothing is remembered but the previous decision."""
+"""Which τ: the search range, ties, reasons, and that nothing is remembered but the previous
+decision.
+"""
 
 from dataclasses import replace
 
@@ -77,7 +79,8 @@ class TestAdaptiveTau:
         assert AdaptiveTau(leap=True).next(previous(1), INPUTS).tau == 10
 
     def test_takes_the_minimum_of_g(self) -> None:
-        # By a plain evaluation of eq. (18): G falls from 8.1563 at τ = 13 to 8.1504 at 14 and is 8.1676 at 15.
+        # By a plain evaluation of eq. (18): G falls from 8.1563 at τ = 13 to 8.1504 at 14
+        # and is 8.1676 at 15.
         assert AdaptiveTau().next(previous(5), INPUTS) == Decision(14, Reason.MINIMUM)
 
     def test_says_so_when_the_search_range_ends_first(self) -> None:

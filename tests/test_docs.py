@@ -1,9 +1,10 @@
-"""The documentation does what it says: every block of every page, and of the README, is run or at least understood.
+"""The documentation does what it says: every block of every page, and of the README, is run
+or at least understood.
 
-Blocks of a page are run in their order, in one empty folder, with the real command line; Python blocks share their
-variables. What a page shows to be printed must be printed, with about the same numbers. Commands of blocks that cannot
-be run here are parsed by the real parser; pages say which these are, and why (tests/doc_blocks.py).
-"""
+Blocks of a page are run in their order, in one empty folder, with the real command line;
+Python blocks share their variables. What a page shows to be printed must be printed, with
+about the same numbers. Commands of blocks that cannot be run here are parsed by the real
+parser; pages say which these are, and why (tests/doc_blocks.py)."""
 
 import os
 import re
@@ -237,7 +238,9 @@ def test_what_is_printed_may_differ_by_little_and_in_the_name_of_a_run_alone() -
 
 
 def understood(block: Block, arguments: list[str]) -> None:
-    """Parsed as the command line does it, and made into settings where it has some; nothing is run."""
+    """Parsed as the command line does it, and made into settings where it has some; nothing
+    is run.
+    """
     command: Any = typer.main.get_command(app)
     names = ["fedbudget"]
     while hasattr(command, "commands") and arguments:
@@ -311,7 +314,9 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
 
 def alike(shown: str, printed: str) -> bool:
-    """The same words, and numbers that are the same but for what other processors may round differently."""
+    """The same words, and numbers that are the same but for what other processors may round
+    differently.
+    """
     shown, printed = (
         re.sub(r"runs/\S+", "runs", " ".join(line.split())) for line in (shown, printed)
     )

@@ -45,7 +45,9 @@ class TestTargets:
     def test_the_result_has_reached_it(
         self, metric: str, share: float, method: str, seed: int, batch: int
     ) -> None:
-        """Anywhere between w(0) and what can be had: if a run says that it ended at its target, its own figures do."""
+        """Anywhere between w(0) and what can be had: if a run says that it ended at its
+        target, its own figures do.
+        """
         value = 0.5 + share * 0.42 if metric == "accuracy" else 0.5 - share * 0.26
         run = prepared(
             until=(f"{metric}={value}",), method=method, seed=seed, batch_size=batch
@@ -73,7 +75,9 @@ class TestTargets:
         assert result.kept_round == result.rounds[-1].round
 
     def test_a_lucky_mini_batch_does_not_end_it(self) -> None:
-        """On two samples at each node the loss comes below the target long before that on all of them does."""
+        """On two samples at each node the loss comes below the target long before that on
+        all of them does.
+        """
         result = execute(prepared(until=("loss=0.27",), batch_size=2))
         first = next(record for record in result.rounds if record.loss <= 0.27)
         assert (result.stopped_by, result.loss <= 0.27) == ("target", True)
@@ -103,7 +107,9 @@ class TestTargets:
         assert 26 <= looks(evaluations=8, until=("accuracy=1",)) <= 40
 
     def test_a_large_budget_does_not_delay_it(self) -> None:
-        """A two hundredth of the budget is hundreds of rounds; what is spent is hardly more than with a small one."""
+        """A two hundredth of the budget is hundreds of rounds; what is spent is hardly more
+        than with a small one.
+        """
         small, large = (
             execute(prepared(until=("accuracy=0.85",), tau=1, budget=(f"time={limit}",)))
             for limit in ("20s", "10000s")
@@ -163,7 +169,9 @@ def test_without_test_samples(more: dict[str, Any]) -> None:
 
 
 def test_patience() -> None:
-    """The run ends with the first round in which the last ten are not a hundredth better than the ten before."""
+    """The run ends with the first round in which the last ten are not a hundredth better
+    than the ten before.
+    """
     result = execute(prepared(patience=10, budget=("time=60s",)))
     losses = [record.loss for record in result.rounds]
 

@@ -1,5 +1,5 @@
-"""Metrics of samples that stay with their nodes, over a real network stack: those of all samples together, by
-scikit-learn; and what they cost is charged.
+"""Metrics of samples that stay with their nodes, over a real network stack: those of all
+samples together, by scikit-learn; and what they cost is charged.
 
 Nodes are threads of this process.
 """

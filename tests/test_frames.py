@@ -1,4 +1,6 @@
-"""DataFrames in Python: the same as the files that they would be written to, in one process and at nodes."""
+"""DataFrames in Python: the same as the files that they would be written to, in one process
+and at nodes.
+"""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -49,9 +51,7 @@ def test_one_is_given_to_nodes_and_a_share_of_it_held_out(frames: list[Any]) -> 
 
 
 def test_what_is_wrong_with_one_is_said_in_pythons_words(frames: list[Any]) -> None:
-    with pytest.raises(
-        fedbudget.UserError, match=r"Try: drop patient,visit impute mean$"
-    ):
+    with pytest.raises(fedbudget.UserError, match=r"Try: drop patient,visit impute mean$"):
         fedbudget.train(shards=frames, target="outcome", **ASKED)
 
 
@@ -88,13 +88,16 @@ def test_nodes_have_one_each(frames: list[Any]) -> None:
 
 
 def test_raw_columns_are_warned_of_and_standardised_ones_learn() -> None:
-    """Of scales that differ by a thousand, as in most tables; softmax learns next to nothing from them."""
+    """Of scales that differ by a thousand, as in most tables; softmax learns next to
+    nothing from them.
+    """
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 200)
     x = np.column_stack([rng.normal(0, 1000, 200), rng.normal(5 + 0.02 * y, 0.01, 200)])
     shards = [(x[:100], y[:100]), (x[100:], y[100:])]
     with pytest.warns(
-        UserWarning, match=r"on very different scales .*; standardise scales all of them to mean 0"
+        UserWarning,
+        match=r"on very different scales .*; standardise scales all of them to mean 0",
     ):
         raw = fedbudget.train(shards=shards, test=(x, y), model="softmax", budget="time=3s")
     even = fedbudget.train(

@@ -1,7 +1,8 @@
-"""An aggregator and nodes from Python, over a real network stack: models and data of one's own, whatever they are.
+"""An aggregator and nodes from Python, over a real network stack: models and data of one's
+own, whatever they are.
 
-Nodes are threads of this process. What processes do to each other is in tests/system/test_own_models.py.
-"""
+Nodes are threads of this process. What processes do to each other is in
+tests/system/test_own_models.py."""
 
 import logging
 import socket
@@ -157,7 +158,9 @@ def test_w_is_the_same_as_in_process(
 def test_layers_that_are_frozen_are_not_sent(
     nodes: ThreadPoolExecutor, address: str, method: str, vectors: int
 ) -> None:
-    """By the bytes that were counted on the line, of which each parameter has four in each vector of a round."""
+    """By the bytes that were counted on the line, of which each parameter has four in each
+    vector of a round.
+    """
     asked = {"method": method, "budget": ["time=1h", "bytes=1GB"]}
     whole, part = (
         run(nodes, address, model, made(2), **asked) for model in (deep, only_scores)

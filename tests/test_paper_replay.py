@@ -1,4 +1,6 @@
-"""`--method paper` beside a second implementation of Algorithms 2 and 3: the same τ in every round."""
+"""`--method paper` beside a second implementation of Algorithms 2 and 3: the same τ in
+every round.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -137,7 +139,9 @@ def given(prepared: SimulatedRun, result: Result, case: int) -> Inputs:
 
 @pytest.mark.parametrize(("case", "batch"), list(product(CASES, BATCHES)))
 def test_adaptive(case: int, batch: BatchSize) -> None:
-    """The same τ, spent, estimates, stop and w^f, with two resources; there is something to decide in every case."""
+    """The same τ, spent, estimates, stop and w^f, with two resources; there is something to
+    decide in every case.
+    """
     result, _ = require_same(case=case, batch=batch, budget=BUDGETS[4])
     assert len({record.tau for record in result.rounds}) >= 4
 
@@ -147,7 +151,9 @@ def test_one_resource() -> None:
 
 
 def test_other_parameters() -> None:
-    """η, φ, γ and τ_max are where the paper has them, and b is what a slower aggregation costs."""
+    """η, φ, γ and τ_max are where the paper has them, and b is what a slower aggregation
+    costs.
+    """
     options: dict[str, Any] = {
         "step_size": 0.03,
         "phi": 0.1,

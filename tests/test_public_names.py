@@ -11,7 +11,9 @@ SLOW = ("numba", "sklearn", "matplotlib", "scipy", "rich")
 
 
 def loaded_after(code: str) -> list[str]:
-    """Which of the packages that are slow to import are there after some code has run in a process of its own."""
+    """Which of the packages that are slow to import are there after some code has run in a
+    process of its own.
+    """
     look = f"import sys; print(*[name for name in {SLOW} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{look}"],

@@ -1,4 +1,6 @@
-"""What a person has written in a file: found by its name, run once, and what is wrong with it said with its line."""
+"""What a person has written in a file: found by its name, run once, and what is wrong with
+it said with its line.
+"""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,6 @@
-"""Streams of random numbers: one place makes them, no two are the same, and runs draw what they always did."""
+"""Streams of random numbers: one place makes them, no two are the same, and runs draw what
+they always did.
+"""
 
 import ast
 from pathlib import Path
@@ -21,14 +23,18 @@ MAKERS = {
 }
 CALLS = {
     "randomness.py": 1,
-    "models/kmeans.py": 1,  # the first centers, from the seed alone: another stream would change every run of k-means
+    # the first centers, from the seed alone: another stream would change every run of
+    # k-means
+    "models/kmeans.py": 1,
     "data/dataset.py": 1,  # rows held out for tests, the same for every seed of a run
     "data/small.py": 2,  # and which samples of these are trained and tested on
 }
 
 
 def test_numbers_are_unique_and_kept() -> None:
-    """A number that changes changes runs; one that is there twice gives two things the same draws."""
+    """A number that changes changes runs; one that is there twice gives two things the same
+    draws.
+    """
     numbers = {name: stream.value for name, stream in Stream.__members__.items()}
     first = {
         "MINI_BATCHES": 0,

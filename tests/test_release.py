@@ -1,4 +1,6 @@
-"""What is released: packages, images and workflows agree with the program, as far as is seen without running them."""
+"""What is released: packages, images and workflows agree with the program, as far as is
+seen without running them.
+"""
 
 import importlib.util
 import re

@@ -1,4 +1,6 @@
-"""Secure aggregation from Python: runs come to what plain ones come to, and what does not go together is refused."""
+"""Secure aggregation from Python: runs come to what plain ones come to, and what does not
+go together is refused.
+"""
 
 import json
 import socket
@@ -76,7 +78,9 @@ def served(
 def test_a_run_comes_to_what_a_plain_one_does(
     nodes: ThreadPoolExecutor, method: dict[str, Any]
 ) -> None:
-    """Losses to 1e-4 in all rounds, and all that was decided: τ, η, who takes part; and metrics of test samples."""
+    """Losses to 1e-4 in all rounds, and all that was decided: τ, η, who takes part; and
+    metrics of test samples.
+    """
     insisting = {"secure_aggregation": True}
     masked = served(nodes, NODES, insisting, secure_aggregation=True, **method)
     plain = served(nodes, NODES, combine="mean", **method)
@@ -93,7 +97,9 @@ def test_a_run_comes_to_what_a_plain_one_does(
 def test_a_private_run_is_accounted_as_the_library_does(
     nodes: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    """With noise at nodes: ε of all that was made known, by dp-accounting, and the same in a node's own account."""
+    """With noise at nodes: ε of all that was made known, by dp-accounting, and the same in
+    a node's own account.
+    """
     account = tmp_path / "n0.json"
     each = [{**own, "secure_aggregation": True} for own in NODES]
     each[0] |= {"privacy_limit": 9.0, "privacy_account": account}
@@ -119,7 +125,9 @@ def test_a_private_run_is_accounted_as_the_library_does(
 def test_a_node_with_a_limit_leaves_a_masked_run(
     nodes: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    """It refuses beyond its limit, and says so; the others go on with the noise that is due."""
+    """It refuses beyond its limit, and says so; the others go on with the noise that is
+    due.
+    """
     each = [{**own, "secure_aggregation": True} for own in NODES]
     each[0] |= {"privacy_limit": 4.0, "privacy_account": tmp_path / "n0.json"}
     asked: Any = {

@@ -1,4 +1,6 @@
-"""Settings: what they may be in each language, what is refused, and that writing and reading change nothing."""
+"""Settings: what they may be in each language, what is refused, and that writing and
+reading change nothing.
+"""
 
 from dataclasses import fields
 from pathlib import Path
@@ -278,7 +280,9 @@ def test_known_names_are_those_of_the_catalogues() -> None:
 
 class TestFromPython:
     def test_arguments_agree_with_the_fields(self) -> None:
-        """`train` has some of types of its own, which take more, and all else with the fields'."""
+        """`train` has some of types of its own, which take more, and all else with the
+        fields'.
+        """
         wider = ("model", "dataset", "budget", "until", "step_size", "update", "combine")
         fields_of = {
             name: declared.type

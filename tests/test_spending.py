@@ -26,7 +26,9 @@ WANTED = Decision(10, Reason.MINIMUM)
 
 
 def two(time: float, data: float, *, spent: tuple[float, float] = (0.0, 0.0)) -> Ledger:
-    """A ledger of time and bytes: an update takes 2s and no bytes, the rest of a round 3s and 10 bytes."""
+    """A ledger of time and bytes: an update takes 2s and no bytes, the rest of a round 3s
+    and 10 bytes.
+    """
     ledger = Ledger.open(Budget({"time": time, "bytes": data}), costs([2, 0], [3, 10]))
     return ledger.charge_extra(np.array(spent))
 
@@ -116,7 +118,9 @@ class TestOpening:
 
 
 def test_one_run_in_a_hundred_is_over() -> None:
-    """After a round that took x deviations more than expected, and a final loss that is made if it has one left."""
+    """After a round that took x deviations more than expected, and a final loss that is
+    made if it has one left.
+    """
     reserve = np.sqrt(2) * _CERTAIN
     over, _ = integrate.quad(
         lambda x: stats.norm.pdf(x) * stats.norm.sf(reserve - x), -10, reserve - _LIKELY
@@ -134,7 +138,9 @@ def test_certainty_is_that_of_students_t(rounds: int) -> None:
 def made(
     rng: np.random.Generator, limit: float, wanted: Decision, *, b: float = 0.13
 ) -> tuple[Ledger, int, bool]:
-    """A whole run of costs alone, as the paper's simulated ones; and its rounds, and whether w(T) was judged."""
+    """A whole run of costs alone, as the paper's simulated ones; and its rounds, and
+    whether w(T) was judged.
+    """
 
     def draw(updates: int) -> Costs:
         step = np.maximum(rng.normal(0.013, 0.007, updates), 0).mean()
@@ -164,10 +170,11 @@ class TestCareful:
         [(3, 1, 0.13), (15, 10, 0.13), (15, 100, 0.13), (15, 30, 1.3)],
     )
     def test_budgets_are_kept_and_used(self, limit: float, wanted: int, b: float) -> None:
-        """Of 300 runs: at most 2 % over, which 1 % exceeds by chance once in 30, none of them far; little is left over.
+        """Of 300 runs: at most 2 % over, which 1 % exceeds by chance once in 30, none of
+        them far; little is left over.
 
-        Where an exchange is long beside the budget, its final loss is left out in one of six runs, not to be far over.
-        """
+        Where an exchange is long beside the budget, its final loss is left out in one of
+        six runs, not to be far over."""
         rng = np.random.default_rng(wanted)
         runs = [made(rng, limit, Decision(wanted, Reason.MINIMUM), b=b) for _ in range(300)]
         over = np.array([ledger.overshoot[0] for ledger, _, _ in runs])
@@ -212,7 +219,9 @@ class TestCareful:
             )
 
     def test_what_would_be_left_over_is_spread_over_the_last_rounds(self) -> None:
-        """A round of τ = 10 takes 23s, and each update 2s: of 4.4 rounds' time each of 4 can take 2.3s more."""
+        """A round of τ = 10 takes 23s, and each update 2s: of 4.4 rounds' time each of 4
+        can take 2.3s more.
+        """
         ledger = two(10_000, 10_000)
         for _ in range(400):
             ledger = ledger.charge(4, costs([2, 0], [3, 10]))
@@ -255,7 +264,9 @@ class TestCareful:
         )
 
     def test_no_loss_is_made_that_may_end_far_over(self) -> None:
-        """A round costs 5s on average; of 100s a hundredth may be over, once in fifty times by more."""
+        """A round costs 5s on average; of 100s a hundredth may be over, once in fifty times
+        by more.
+        """
         ledger = two(100, 1000).charge(1, costs([2, 0], [3, 10]))
         reserve, deviation = (
             CAREFUL.final_reserve(ledger)[0] - 5,

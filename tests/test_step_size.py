@@ -1,4 +1,6 @@
-"""Which step size next: the rule by hand, and that no run goes astray whatever the data are scaled by."""
+"""Which step size next: the rule by hand, and that no run goes astray whatever the data are
+scaled by.
+"""
 
 import math
 from dataclasses import replace
@@ -68,7 +70,8 @@ class TestRule:
         settled = follow(1.0, 1.0, 1.0)
         assert follow(50.0, state=settled).eta == pytest.approx(1 / 50)
         after = follow(50.0, 1.0, state=settled)
-        # level: half of ln 50, then a quarter; deviation: half of ln 50, then a half of that and of half of ln 50.
+        # level: half of ln 50, then a quarter; deviation: half of ln 50, then a half of
+        # that and of half of ln 50.
         level, deviation = math.log(50) / 4, (math.log(50) / 2 + math.log(50) / 2) / 2
         assert after.eta == pytest.approx(min(1 / math.exp(level + deviation), 3 / 50))
 
@@ -120,7 +123,9 @@ def test_a_fixed_one_stays_and_must_be_positive() -> None:
 class TestRuns:
     @pytest.mark.parametrize("case", [1, 2, 3, 4])
     def test_nobody_has_to_set_it(self, case: int) -> None:
-        """Softmax regression is far from done with η = 0.01, which is much too small for it."""
+        """Softmax regression is far from done with η = 0.01, which is much too small for
+        it.
+        """
         auto, small = (
             fedbudget.train(model="softmax", case=case, step_size=step_size).loss
             for step_size in ("auto", 0.01)
@@ -168,7 +173,9 @@ def _assert_no_higher_than_at_the_start(seed: int) -> None:
 
 
 def random_plan(seed: int) -> SimulatedRun:
-    """Any model, case, number of nodes, mini-batch and budget, with features scaled by 0.01 to 100."""
+    """Any model, case, number of nodes, mini-batch and budget, with features scaled by 0.01
+    to 100.
+    """
     rng = np.random.default_rng(seed)
     digits: Dataset = load()
     scaled = replace(digits, scale=digits.scale * 10 ** rng.uniform(-2, 2))
@@ -266,7 +273,9 @@ class TestSearchedStep:
         assert state.eta == pytest.approx(1 / 4)
 
     def test_it_falls_further_only_where_it_would_not_be_stable(self) -> None:
-        """Gradient descent is stable below 2/β: where all β̂ are 40 that is 0.05, far below the 1/4 of the search."""
+        """Gradient descent is stable below 2/β: where all β̂ are 40 that is 0.05, far below
+        the 1/4 of the search.
+        """
         assert self.after(4.0, *[7.9] * 20).eta == pytest.approx(1 / 4)
         assert self.after(4.0, *[40.0] * 30).eta == pytest.approx(2 / 40)
 
@@ -274,7 +283,9 @@ class TestSearchedStep:
     def test_of_long_rounds_it_is_that_of_the_middle(
         self, share: float, eta: float
     ) -> None:
-        """With 0.175 of the budget left it has fallen by half, and with a round of half of that by as much more."""
+        """With 0.175 of the budget left it has fallen by half, and with a round of half of
+        that by as much more.
+        """
         state = self.RULE.next(
             self.after(4.0), StepSizeInputs(4.0, 0.825, 4.0, round_share=share)
         )
@@ -283,7 +294,9 @@ class TestSearchedStep:
     def test_it_grows_twofold_where_the_loss_is_flatter_and_only_from_the_best(
         self,
     ) -> None:
-        """Half old and half new: log β̂ is that of √2, and log 2 was its deviation in both rounds."""
+        """Half old and half new: log β̂ is that of √2, and log 2 was its deviation in both
+        rounds.
+        """
         assert self.after(4.0, 1.0, 1.0).eta == pytest.approx(1 / 2**1.5)
         assert self.after(4.0, 1.0, 1.0, improved=False).eta == pytest.approx(0.25)
         grown = [self.after(4.0, *[1e-6] * rounds).eta for rounds in range(12)]

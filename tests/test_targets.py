@@ -1,4 +1,6 @@
-"""Targets as they are written, and what figures must be like to have reached one or to have stalled."""
+"""Targets as they are written, and what figures must be like to have reached one or to have
+stalled.
+"""
 
 import math
 
@@ -40,7 +42,9 @@ def test_accuracy_and_its_like_are_shares(text: str) -> None:
 def test_own_metric_comes_from_the_side_of_w0(
     first: float, value: float, later: float
 ) -> None:
-    """w(0) has not reached it unless it is there, and whatever is beyond it, seen from there, has."""
+    """w(0) has not reached it unless it is there, and whatever is beyond it, seen from
+    there, has.
+    """
     target = MetricTarget.parse(f"own={value!r}").from_side_of(first)
     assert target.reached_by(first) == (first == value)
     assert target.reached_by(value)
@@ -92,7 +96,9 @@ class TestWellBelow:
         assert well_below(1.0, [0.1] * EVIDENCE) == pytest.approx(0.1)
 
     def test_noise_seldom_fakes_it(self) -> None:
-        """Of a loss that stays above the target by half of its noise, for 200 rounds: in less than one run of ten."""
+        """Of a loss that stays above the target by half of its noise, for 200 rounds: in
+        less than one run of ten.
+        """
         rng = np.random.default_rng(0)
         runs = 0.315 + 0.03 * rng.normal(size=(100, 200))
         fooled = sum(

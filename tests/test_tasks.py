@@ -1,4 +1,6 @@
-"""The paper's tasks: each is a file of settings that works, can be copied, and can be changed by options."""
+"""The paper's tasks: each is a file of settings that works, can be copied, and can be
+changed by options.
+"""
 
 import json
 from collections.abc import Callable
@@ -55,7 +57,9 @@ def fedbudget(
 
 @pytest.fixture
 def students(tmp_path: Path) -> Path:
-    """A folder of data with a small user-knowledge: 40 students, four levels that are well apart."""
+    """A folder of data with a small user-knowledge: 40 students, four levels that are well
+    apart.
+    """
     rng = np.random.default_rng(0)
     levels = ("very_low", "Low", "Middle", "High")
     rows = [",".join(f"{each:.2f}" for each in rng.normal(number / 3, 0.05, 5).clip(0, 1)) + f",{level}"
@@ -233,7 +237,8 @@ class TestCommands:
 
 
 class TestOnRealData:
-    # At w = 0 half the squared margin of every sample is ½, and so is half the variance of a standardised target.
+    # At w = 0 half the squared margin of every sample is ½, and so is half the variance of
+    # a standardised target.
     @pytest.mark.parametrize("name", ["svm-sgd-mnist", "svm-dgd-mnist", "linear-energy"])
     def test_a_task_learns(self, fedbudget: Command, name: str) -> None:
         folder = folder_with(TASKS[name][1])

@@ -1,4 +1,6 @@
-"""The equations against exact arithmetic, and the theorems against descents whose constants are known."""
+"""The equations against exact arithmetic, and the theorems against descents whose constants
+are known.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -280,7 +282,9 @@ class TestProposition2:
         assert np.argmin(case.G(np.arange(1.0, 3 * limit + 100))) + 1 <= np.ceil(limit)
 
     def test_among_whole_numbers_the_minimum_may_be_the_next_one(self) -> None:
-        """The proposition's proof is about real τ: beyond τ₀ = 5.92 G rises, and still G(6) is below G(5)."""
+        """The proposition's proof is about real τ: beyond τ₀ = 5.92 G rises, and still G(6)
+        is below G(5).
+        """
         case = Setting(
             eta=1 / 32,
             phi=1,
@@ -296,7 +300,8 @@ class TestProposition2:
         assert np.argmin(case.G(np.arange(1.0, 50.0))) + 1 == 6
 
     def test_by_hand(self) -> None:
-        # ηβ = 1, R' = 100, C₁ = C₂ = 1: the third term, (1 + 0.5)/(0.5 log 2) - 1, is the largest.
+        # ηβ = 1, R' = 100, C₁ = C₂ = 1: the third term, (1 + 0.5)/(0.5 log 2) - 1, is the
+        # largest.
         case = Setting(
             eta=0.5, phi=0.01, rho=1, beta=2, delta=1, c=[1], b=[1], budget=[102]
         )
@@ -368,7 +373,9 @@ def test_theorem_1_distributed_descent_stays_within_h_of_centralized(
 
 
 def test_theorem_1_is_no_loose_promise() -> None:
-    """For the second update the gap is of h's own size, so that the theorem's test could fail."""
+    """For the second update the gap is of h's own size, so that the theorem's test could
+    fail.
+    """
     worst = 0.0
     for seed in range(20):
         regression = Regression.random(seed, spread=1.0)

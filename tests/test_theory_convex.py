@@ -1,4 +1,6 @@
-"""The bound for convex losses, against descents whose constants are known, and against the paper's."""
+"""The bound for convex losses, against descents whose constants are known, and against the
+paper's.
+"""
 
 import numpy as np
 import pytest
@@ -98,7 +100,9 @@ def require_within(path: Trajectory, bound: Float64) -> None:
 
 
 def test_is_no_loose_promise() -> None:
-    """Where ten updates go hardly anywhere the gap is of its own size, so that the tests above could fail."""
+    """Where ten updates go hardly anywhere the gap is of its own size, so that the tests
+    above could fail.
+    """
     worst = 0.0
     for seed in range(20):
         regression = Regression.random(seed, spread=1.0)

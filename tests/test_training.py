@@ -1,4 +1,6 @@
-"""train(): results that can be worked out by hand, what they say of themselves, and what is left on disk."""
+"""train(): results that can be worked out by hand, what they say of themselves, and what is
+left on disk.
+"""
 
 import re
 from collections.abc import Sequence
@@ -48,7 +50,9 @@ def clouds(sizes: Sequence[int] = (4, 10, 30)) -> list[tuple[NDArray[np.float32]
 class TestOwnModelOnOwnShards:
     @pytest.mark.parametrize("tau", [1, 4])
     def test_w_after_k_rounds_is_what_a_formula_says(self, tau: int) -> None:
-        """Every update takes a share η of the way to the node's mean, so the average goes a share 1 - (1-η)^(Kτ)."""
+        """Every update takes a share η of the way to the node's mean, so the average goes a
+        share 1 - (1-η)^(Kτ).
+        """
         shards, rounds = clouds(), 6
         result = fedbudget.train(
             model=centre(),
@@ -207,7 +211,8 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_others() -> None:
         return [replace(record, wall=0.0) for record in made.rounds]
 
     assert records(3, case=4) == records(3, case=4)
-    # In Case 3 all nodes have all samples, so that only mini-batches and costs are left to differ.
+    # In Case 3 all nodes have all samples, so that only mini-batches and costs are left to
+    # differ.
     one, other = (records(seed, case=3, tau=5) for seed in (3, 4))
     assert one[3].loss != other[3].loss
     assert one[0].b != other[0].b
@@ -261,7 +266,9 @@ class TestBaselines:
         assert first.w.tobytes() == fourth.w.tobytes()
 
     def test_nodes_that_do_not_wait_favour_the_fast_ones(self) -> None:
-        """Each node has one label or two; node 4 alone has 4 and 9, and is slow in one run and fast in the other."""
+        """Each node has one label or two; node 4 alone has 4 and 9, and is slow in one run
+        and fast in the other.
+        """
 
         def loss_of_fours(speeds: tuple[float, ...]) -> float:
             shown = fedbudget.train(
@@ -398,7 +405,9 @@ class TestMistakes:
     def test_a_budget_too_small_for_one_round_says_what_one_round_costs(
         self, tmp_path: Path
     ) -> None:
-        """c + b of the paper's SGD figures is 0.1446 s, the final loss takes as much again, and both may take more."""
+        """c + b of the paper's SGD figures is 0.1446 s, the final loss takes as much again,
+        and both may take more.
+        """
         with pytest.raises(
             fedbudget.UserError,
             match=r"one round costs about 0\.1446s, .* at least time=0\.4659s",

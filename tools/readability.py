@@ -86,7 +86,9 @@ def main() -> int:
     checks = [*code_checks(), *prose_checks(text)]
     for check in checks:
         mark = "ok" if check.passed else "TOO MANY"
-        print(f"{check.name:45} {check.value:12,.1f}  limit {check.limit:10,.1f}  {mark}")
+        print(
+            f"{check.name:45} {check.value:12,.1f}  limit {check.limit:10,.1f}  {mark}"
+        )
     if arguments.examples:
         print_examples(text)
     return 0 if all(check.passed for check in checks) else 1
@@ -103,7 +105,9 @@ def code_checks() -> list[Check]:
         Check("code tokens", tokens, MOST_TOKENS),
         Check("code tokens per line", tokens / code_lines, MOST_TOKENS_PER_LINE),
         Check(
-            "lines of the longest file", max(s.lines for s in sizes.values()), LONGEST_FILE
+            "lines of the longest file",
+            max(s.lines for s in sizes.values()),
+            LONGEST_FILE,
         ),
         Check(
             "files in a folder",

@@ -1,4 +1,6 @@
-"""Commands that are made from declarations: which options they have, and that one place declares each."""
+"""Commands that are made from declarations: which options they have, and that one place
+declares each.
+"""
 
 import subprocess
 import sys
@@ -35,7 +37,9 @@ def params(*arguments: str) -> dict[str, Any]:
 
 
 BOTH_SIDES = {"privacy_delta", "privacy_unit", "secure_aggregation", "secure_threshold"}
-"""What an aggregator is told for a run, and a node for itself, which it then holds the aggregator to."""
+"""What an aggregator is told for a run, and a node for itself, which it then holds the
+aggregator to.
+"""
 
 
 class TestOptions:
@@ -61,7 +65,9 @@ class TestOptions:
         }
 
     def test_one_new_line_in_settings_is_an_option_everywhere(self) -> None:
-        """A field in a copy of settings.py; its line for Python is for type checkers. No other file knows about it."""
+        """A field in a copy of settings.py; its line for Python is for type checkers. No
+        other file knows about it.
+        """
         source = Path(fedbudget.settings.settings.__file__).read_text(encoding="utf-8")
         field = '    warm_up: Count = option(3, "Rounds to warm up.", "method", _ONE_RUN)\n'
         before = "    clusters: Count = option("
@@ -92,7 +98,9 @@ class TestOptions:
         assert done.returncode == 0, done.stderr
 
     def test_a_node_process_gets_all_that_its_share_depends_on(self) -> None:
-        """Every setting that `join` has, as given to the aggregator; such as the share that is held out for testing."""
+        """Every setting that `join` has, as given to the aggregator; such as the share that
+        is held out for testing.
+        """
         shared: dict[str, Any] = {
             **{
                 "model": "softmax",

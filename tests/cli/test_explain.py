@@ -36,7 +36,9 @@ def bars(curve: list[float]) -> dict[int, int]:
 
 
 def test_a_curve_over_many_powers_of_ten_has_bars_that_differ() -> None:
-    """G of a real round, which was one long bar and the rest all of one block on a linear scale."""
+    """G of a real round, which was one long bar and the rest all of one block on a linear
+    scale.
+    """
     real = [
         25.477,
         14.161,

@@ -1,4 +1,6 @@
-"""A run folder that came from elsewhere: nothing but the folder is touched, and nothing in it reaches the terminal."""
+"""A run folder that came from elsewhere: nothing but the folder is touched, and nothing in
+it reaches the terminal.
+"""
 
 import json
 import re

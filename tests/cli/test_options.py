@@ -1,4 +1,6 @@
-"""Options become settings: given options come before a file's, and a file's before the defaults."""
+"""Options become settings: given options come before a file's, and a file's before the
+defaults.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Declared options on the command line: help in groups with defaults, and what a shell completes."""
+"""Declared options on the command line: help in groups with defaults, and what a shell
+completes.
+"""
 
 import os
 import subprocess

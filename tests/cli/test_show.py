@@ -31,7 +31,9 @@ def test_nothing_is_cut_when_piped(
 def test_figures_agree_with_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An earlier version's summary had another average τ, that did not agree with the numbers beside it."""
+    """An earlier version's summary had another average τ, that did not agree with the
+    numbers beside it.
+    """
     show(run=make_run(tmp_path / "run", summary={"average_tau": 4.913}))
     out = capsys.readouterr().out
     assert "average tau: 4.6\naggregations: 20\nlocal updates: 92\n" in out

@@ -1,4 +1,6 @@
-"""What a person sees of a run: the same figures as the records, not too many of them, and on the right stream."""
+"""What a person sees of a run: the same figures as the records, not too many of them, and
+on the right stream.
+"""
 
 import io
 import re
@@ -191,7 +193,9 @@ class TestPrivateRun:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         dataset = data.load("breast-cancer") if standardised else DIGITS
-        print_privacy_remarks(simulate(replace(self.PLAN, **changes), Overrides(dataset=dataset)))
+        print_privacy_remarks(
+            simulate(replace(self.PLAN, **changes), Overrides(dataset=dataset))
+        )
         said = capsys.readouterr().err
         assert said.startswith("privacy: ")
         assert told in said

@@ -1,4 +1,6 @@
-"""What charts and gauges show: thinned without losing what matters, exact where that fits, and valid JSON."""
+"""What charts and gauges show: thinned without losing what matters, exact where that fits,
+and valid JSON.
+"""
 
 import json
 import math
@@ -138,7 +140,8 @@ def test_metrics_of_the_last_round_that_was_evaluated_and_then_of_the_end(
 def test_gauges_say_what_is_left_and_until_when_at_the_pace_of_the_last_rounds(
     tmp_path: Path,
 ) -> None:
-    # In a second on the wall 0.2 s and 10 kB are spent; after 40 rounds 16 s and 1.8 MB are left.
+    # In a second on the wall 0.2 s and 10 kB are spent; after 40 rounds 16 s and 1.8 MB are
+    # left.
     with being_made(make_run(tmp_path / "run", 40, finished=False)) as path:
         look = snapshot_of(path)
         time, traffic = series.gauges(look)
@@ -224,7 +227,8 @@ def test_an_unknown_reason_is_shown_as_it_is(tmp_path: Path) -> None:
 def test_average_tau_is_of_all_rounds_however_few_are_drawn(
     tmp_path: Path, long_run: RunSnapshot
 ) -> None:
-    # τ is 3 + number % 11: in 10,000 = 909 x 11 + 1 rounds each of 3..13 909 times, and 4 once more.
+    # τ is 3 + number % 11: in 10,000 = 909 x 11 + 1 rounds each of 3..13 909 times, and 4
+    # once more.
     assert series.now(long_run)["average_tau"] == pytest.approx(
         (909 * sum(range(3, 14)) + 4) / 10_000
     )

@@ -1,4 +1,6 @@
-"""Datasets: targets as models want them, standardisation by the training samples alone, and what is held out."""
+"""Datasets: targets as models want them, standardisation by the training samples alone, and
+what is held out.
+"""
 
 from dataclasses import replace
 
@@ -109,7 +111,9 @@ class TestStandardization:
     def test_a_column_that_never_changes_is_only_moved_to_zero(
         self, constant: float, samples: int
     ) -> None:
-        """Its computed deviation may be next to 0 instead of 0; dividing by that would blow rounding up."""
+        """Its computed deviation may be next to 0 instead of 0; dividing by that would blow
+        rounding up.
+        """
         part = Part(np.full((samples, 2), constant))
         how = Standardization.of(part)
         assert how.deviation.tolist() == [1.0, 1.0]

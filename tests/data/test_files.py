@@ -1,4 +1,6 @@
-"""The user's own files: what is read from a .csv, a .npz and a folder, and what is refused with the place named."""
+"""The user's own files: what is read from a .csv, a .npz and a folder, and what is refused
+with the place named.
+"""
 
 from pathlib import Path
 

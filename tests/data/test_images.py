@@ -1,4 +1,6 @@
-"""The sets of images: small ones made by hand, whole ones against the published counts, and samples of them."""
+"""The sets of images: small ones made by hand, whole ones against the published counts, and
+samples of them.
+"""
 
 import gzip
 import struct
@@ -47,7 +49,9 @@ SMALL = {
 
 
 def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
-    """A folder of data with some files in one folder of a dataset; gives the folder of data."""
+    """A folder of data with some files in one folder of a dataset; gives the folder of
+    data.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, each in contents.items():
         (folder / name).write_bytes(gzip.compress(each) if name.endswith(".gz") else each)
@@ -334,7 +338,9 @@ class TestSample:
         assert tests[0] == tests[1] != tests[2]
 
     def test_every_sample_is_taken_as_often_as_another(self) -> None:
-        """Of 800 samples of 10 of 40, each is in about 200, with a deviation of √(800 · ¼ · ¾) ≈ 12."""
+        """Of 800 samples of 10 of 40, each is in about 200, with a deviation of √(800 · ¼ ·
+        ¾) ≈ 12.
+        """
         taken = np.concatenate(
             [known(EVERY.sample(10, None, seed).train) for seed in range(800)]
         )

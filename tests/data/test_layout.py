@@ -1,4 +1,6 @@
-"""A layout: columns are found by name, categories and missing cells become numbers, what does not fit is refused."""
+"""A layout: columns are found by name, categories and missing cells become numbers, what
+does not fit is refused.
+"""
 
 import json
 
@@ -21,7 +23,9 @@ PATIENTS = Layout(
 )
 
 
-def table(text: str, options: TableOptions = PATIENTS.options_for(TableOptions())) -> RawTable:
+def table(
+    text: str, options: TableOptions = PATIENTS.options_for(TableOptions())
+) -> RawTable:
     return parse_csv(text.splitlines(keepends=True), "new.csv", options, labelled=False)
 
 
@@ -113,9 +117,7 @@ def test_features_are_those_of_each_row_alone_in_any_order(data: st.DataObject) 
             *(",".join([*(cells[n][r] for n in order), "0"]) for r in range(3)),
         ]
     )
-    found = layout.encode(
-        table(text, layout.options_for(TableOptions("t")))
-    )
+    found = layout.encode(table(text, layout.options_for(TableOptions("t"))))
     for row in range(3):
         expected: list[float] = []
         for column in columns:

@@ -1,4 +1,6 @@
-"""The two tables of measurements: by hand with all their quirks, and the real ones against what is known of them."""
+"""The two tables of measurements: by hand with all their quirks, and the real ones against
+what is known of them.
+"""
 
 import gzip
 from pathlib import Path
@@ -49,7 +51,8 @@ class TestEnergy:
         self, tmp_path: Path, zipped: bool
     ) -> None:
         found = energy(tmp_path, zipped=zipped)
-        # lights 30, 0, 30: mean 20, deviation √200; T1 19.89, 17.89, 18.89: mean 18.89, deviation √(2/3)
+        # lights 30, 0, 30: mean 20, deviation √200; T1 19.89, 17.89, 18.89: mean 18.89,
+        # deviation √(2/3)
         expected = [
             [10 / 200**0.5, 1.5**0.5],
             [-20 / 200**0.5, -(1.5**0.5)],
@@ -119,9 +122,7 @@ class TestEnergy:
             energy(tmp_path, ENERGY.replace(before, after))
 
     def test_a_bomb_of_blanks_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            UserError, match="is larger than the expected 50000000 bytes"
-        ):
+        with pytest.raises(UserError, match="is larger than the expected 50000000 bytes"):
             energy(tmp_path, ENERGY + " " * 60_000_000, zipped=True)
 
     def test_the_real_one_is_what_its_authors_say(self) -> None:

@@ -1,4 +1,6 @@
-"""Datasets from tables, in files and in DataFrames; and features of arrays that are on scales of their own."""
+"""Datasets from tables, in files and in DataFrames; and features of arrays that are on
+scales of their own.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -140,11 +142,17 @@ def test_what_is_said_of_columns_is_refused_where_there_are_none(
 ) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)))
     option = next(iter(options))
-    with pytest.raises(UserError, match=f"{option} is for tables; .*a.npz has no named columns"):
+    with pytest.raises(
+        UserError, match=f"{option} is for tables; .*a.npz has no named columns"
+    ):
         load(tmp_path / "a.npz", TableOptions(**options))
-    with pytest.raises(UserError, match=f"{option} is for tables; shard 0 has no named columns"):
+    with pytest.raises(
+        UserError, match=f"{option} is for tables; shard 0 has no named columns"
+    ):
         from_shards([(np.zeros((3, 2)), None)], None, TableOptions(**options))
-    with pytest.raises(UserError, match=f"{option} is for tables; digits has no named columns"):
+    with pytest.raises(
+        UserError, match=f"{option} is for tables; digits has no named columns"
+    ):
         data.load("digits", TableOptions(**options))
 
 

@@ -1,4 +1,6 @@
-"""Who holds what: the paper's Cases for more, as many and fewer labels than nodes, and Dirichlet."""
+"""Who holds what: the paper's Cases for more, as many and fewer labels than nodes, and
+Dirichlet.
+"""
 
 import numpy as np
 import pytest
@@ -176,9 +178,7 @@ class TestSomeLabels:
             split(Partition(labels=4), some_labels(100, 3), 5, np.random.default_rng(0))
 
     def test_too_few_for_all_labels_is_refused(self) -> None:
-        with pytest.raises(
-            UserError, match="needs at least 3 nodes, one per label, not 2"
-        ):
+        with pytest.raises(UserError, match="needs at least 3 nodes, one per label, not 2"):
             split(Partition(labels=1), some_labels(100, 3), 2, np.random.default_rng(0))
 
 
@@ -255,7 +255,9 @@ def test_clustering_finds_groups_that_are_far_apart() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_labels_by_clustering_do_not_depend_on_the_number_of_threads(seed: int) -> None:
-    """Over one cloud, where many samples lie between two clusters, and sums decide to which they go."""
+    """Over one cloud, where many samples lie between two clusters, and sums decide to which
+    they go.
+    """
     features = np.random.default_rng(seed).normal(size=(20_000, 10)).astype(np.float32)
     found = []
     for threads in (1, 2):

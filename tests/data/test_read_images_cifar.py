@@ -1,4 +1,6 @@
-"""CIFAR-10's batches, written byte by byte: records are read back, plain, zipped and from the archive."""
+"""CIFAR-10's batches, written byte by byte: records are read back, plain, zipped and from
+the archive.
+"""
 
 import gzip
 import io
@@ -17,8 +19,8 @@ from support.web import tar_of
 FILE = Path("some.bin")
 RECORD = 3073
 
-# Two records: a label, then 1,024 bytes each of red, green and blue. The first of the red ones, and one pixel of blue
-# in row 2, column 5, are marked.
+# Two records: a label, then 1,024 bytes each of red, green and blue. The first of the red
+# ones, and one pixel of blue in row 2, column 5, are marked.
 FIRST = bytes([3, 77]) + bytes(1023) + b"\x01" * 1024 + b"\x02" * 1024
 SECOND = (
     bytes([9]) + b"\xff" * 2048 + bytes(2 * 32 + 5) + b"\x63" + bytes(1024 - 2 * 32 - 6)

@@ -1,4 +1,6 @@
-"""IDX files, written byte by byte: what they hold is read back, and what they only claim to hold is refused."""
+"""IDX files, written byte by byte: what they hold is read back, and what they only claim to
+hold is refused.
+"""
 
 import gzip
 import io

@@ -1,4 +1,6 @@
-"""Tables from a .csv and from DataFrames: what is read, and all that is wrong with one, told at once."""
+"""Tables from a .csv and from DataFrames: what is read, and all that is wrong with one,
+told at once.
+"""
 
 from pathlib import Path
 

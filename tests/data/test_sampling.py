@@ -1,4 +1,6 @@
-"""Mini-batches: without repetition, the same for shards of the same size, and shared by neighbouring rounds."""
+"""Mini-batches: without repetition, the same for shards of the same size, and shared by
+neighbouring rounds.
+"""
 
 from collections import Counter
 from itertools import pairwise
@@ -115,7 +117,9 @@ def test_with_one_update_a_round_every_batch_is_used_twice_in_a_row_and_no_more(
 def test_a_batch_is_used_three_times_in_a_row_only_before_a_longer_round(
     taus: list[int], seed: int
 ) -> None:
-    """As the last of a round, in a round of one update, and as the first of the next, as ever where τ > 1."""
+    """As the last of a round, in a round of one update, and as the first of the next, as
+    ever where τ > 1.
+    """
     used = in_use(sampler(300, batch=5, seed=seed), taus)
     ends = np.cumsum(taus)
     for i in range(len(used) - 2):

@@ -41,7 +41,9 @@ def test_tables_are_those_of_scikit_learn(name: str, original: str) -> None:
 
 
 def images(folder: Path, stem: str, count: int) -> None:
-    """Images of which each has 2x2 pixels of 0, 10, 20 and 30 all over, and its number in the first of all."""
+    """Images of which each has 2x2 pixels of 0, 10, 20 and 30 all over, and its number in
+    the first of all.
+    """
     block = np.tile(np.array([[0, 10], [20, 30]], np.uint8), (14, 14))
     pixels = np.repeat(block[None], count, axis=0)
     pixels[:, 0, 0] = np.arange(count) % 200

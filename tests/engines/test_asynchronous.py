@@ -1,4 +1,6 @@
-"""Asynchronous gradient descent: the order of pushes, stale gradients by hand, weights, bias, and when it ends."""
+"""Asynchronous gradient descent: the order of pushes, stale gradients by hand, weights,
+bias, and when it ends.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -81,7 +83,9 @@ def carry_out(
 
 
 def pulled_towards(*targets: Sequence[float]) -> tuple[LinearRegression, Shards]:
-    """Nodes with F_i(w) = mean ½ (w - y)² over their targets y, so that ∇F_i(w) = w - their mean."""
+    """Nodes with F_i(w) = mean ½ (w - y)² over their targets y, so that ∇F_i(w) = w - their
+    mean.
+    """
     sizes = [len(own) for own in targets]
     y = np.concatenate(targets).astype(np.float32)
     rows = np.split(np.arange(len(y)), np.cumsum(sizes)[:-1])
@@ -147,9 +151,11 @@ def test_one_node_descends_as_in_one_place_to_the_bit(name: str, batch: int | No
 
 
 class TestTwoNodesByHand:
-    """Node 0 has one sample, 8, and node 1 three, with mean -8; η = ½, so they step with 1/8 and 3/8.
+    """Node 0 has one sample, 8, and node 1 three, with mean -8; η = ½, so they step with
+    1/8 and 3/8.
 
-    A cycle takes 3 + ¾ at speed 1: ¾ at node 0, which has speed 5, and 1¼ at node 1, which has speed 3.
+    A cycle takes 3 + ¾ at speed 1: ¾ at node 0, which has speed 5, and 1¼ at node 1, which
+    has speed 3.
 
         time   node   pulled w     gradient    w after the push
         0.75   0      0           -8           0 + 1              = 1
@@ -255,7 +261,9 @@ class TestPushes:
             ]
 
     def test_drawn_costs_give_the_pace_of_the_profile(self) -> None:
-        """Two nodes of speed 1 and 4 take (1 + 4) / (c + b) pushes a second together, and a round is two of them."""
+        """Two nodes of speed 1 and 4 take (1 + 4) / (c + b) pushes a second together, and a
+        round is two of them.
+        """
         model, shards = pulled_towards([1.0], [2.0])
         _, history = carry_out(model, shards, drawn_meters(60.0), [1.0, 4.0])
         pace = 5 / (SGD.step.mean + SGD.aggregation.mean)
@@ -266,7 +274,9 @@ class TestPushes:
 
 
 class TestWhereItLeads:
-    """With F_i = ½ (w - y_i)² descent settles where the pull of all pushes is 0, within what one push moves w."""
+    """With F_i = ½ (w - y_i)² descent settles where the pull of all pushes is 0, within
+    what one push moves w.
+    """
 
     ETA = 0.01
 

@@ -1,4 +1,6 @@
-"""Attackers in a simulation do what they are said to, and rules survive what they are said to."""
+"""Attackers in a simulation do what they are said to, and rules survive what they are said
+to.
+"""
 
 from typing import Any
 
@@ -79,7 +81,9 @@ def test_two_of_ten_attack(attack: Any, rule: str, honest: float) -> None:
 def test_two_of_ten_attack_where_each_has_a_digit(
     attack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What only the attackers know is lost: as good as without them, when the eight others are averaged."""
+    """What only the attackers know is lost: as good as without them, when the eight others
+    are averaged.
+    """
     how = {**HOW, "case": 2}
     found = train(**how, attack=attack, attackers=2, combine="trimmed").accuracy
 

@@ -1,4 +1,6 @@
-"""Gradient descent in one place: every step against numpy, what is charged, and when it ends."""
+"""Gradient descent in one place: every step against numpy, what is charged, and when it
+ends.
+"""
 
 import math
 import time
@@ -97,7 +99,9 @@ class TestDescent:
         assert outcome.w == pytest.approx(w, rel=1e-4, abs=1e-5)
 
     def rows(self, samples: int, batch: int | None) -> list[Any]:
-        """The rows of each step: the sampler's stream as one uninterrupted round would take it."""
+        """The rows of each step: the sampler's stream as one uninterrupted round would take
+        it.
+        """
         if batch is None:
             return [np.arange(samples)] * self.STEPS
         return list(

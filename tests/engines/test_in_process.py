@@ -1,4 +1,6 @@
-"""The in-process engine: what it charges, when it ends, and that how nodes are grouped into fleets does not matter."""
+"""The in-process engine: what it charges, when it ends, and that how nodes are grouped into
+fleets does not matter.
+"""
 
 import time
 from collections import Counter
@@ -70,8 +72,9 @@ class TestCharges:
     def test_measured_rounds_add_up_to_the_time_the_run_took_without_its_observer(
         self, tau: int | str
     ) -> None:
-        # Rounds are large, so that what it takes to read the clocks is small beside them; and of several runs one is
-        # enough: where a machine has other things to do, time passes between two readings.
+        # Rounds are large, so that what it takes to read the clocks is small beside them;
+        # and of several runs one is enough: where a machine has other things to do, time
+        # passes between two readings.
         for _ in range(5):
             spent, own, watched = self.measured_run(tau)
             assert watched["time"] > 0.05 * own["time"]
@@ -97,7 +100,9 @@ class TestCharges:
         return outcome.ledger.spent, now() - began - watched, watched
 
     def test_bytes_are_every_vector_to_and_from_every_node(self) -> None:
-        """Eight more parameters are 32 bytes more in every vector: w out and w back, the gradient too if asked for."""
+        """Eight more parameters are 32 bytes more in every vector: w out and w back, the
+        gradient too if asked for.
+        """
         plain = self.more_bytes(method="paper")
         first, estimated, final = 32 * 2 * NODES, 32 * 3 * NODES, 32 * NODES
         assert plain == [first, estimated, estimated, estimated, final]
@@ -130,7 +135,9 @@ class TestCharges:
         }
 
     def test_the_trial_round_leaves_the_run_as_it_would_be_without_it(self) -> None:
-        """Mini-batches are drawn from the seed, so a fleet that had been used would give other losses."""
+        """Mini-batches are drawn from the seed, so a fleet that had been used would give
+        other losses.
+        """
         plan = plan_of(batch_size=4, tau=2, budget=("time=3s",))
         fresh = Fleet(plan.model, plan.shards, batch=4, seed=plan.settings.seed)
         _, history = carry_out(plan)

@@ -1,4 +1,6 @@
-"""Signals as a question: the first one is noted, the second one ends things, and afterwards all is as before."""
+"""Signals as a question: the first one is noted, the second one ends things, and afterwards
+all is as before.
+"""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""Nodes that answer together: with sums, with some of them absent, and after all but a copy of their memory is lost."""
+"""Nodes that answer together: with sums, with some of them absent, and after all but a copy
+of their memory is lost.
+"""
 
 import pickle
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""What the Ray engine does before it has a cluster; tests/test_cluster.py is about runs on one."""
+"""What the Ray engine does before it has a cluster; tests/test_cluster.py is about runs on
+one.
+"""
 
 import numpy as np
 import pytest

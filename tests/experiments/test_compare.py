@@ -1,4 +1,6 @@
-"""Adaptive τ against fixed τ: the regret by hand, the means by separate runs, and what the method promises."""
+"""Adaptive τ against fixed τ: the regret by hand, the means by separate runs, and what the
+method promises.
+"""
 
 import json
 from dataclasses import replace
@@ -105,7 +107,9 @@ def test_nothing_to_compare_is_refused() -> None:
 
 @pytest.mark.slow
 def test_with_one_phi_adaptive_tau_is_as_good_as_the_best_fixed_tau_in_every_case() -> None:
-    """A regret of at most 0.05, with φ = 0.025 in all cases; the best fixed τ itself is another one in each."""
+    """A regret of at most 0.05, with φ = 0.025 in all cases; the best fixed τ itself is
+    another one in each.
+    """
     found = compare(
         Settings(
             model="svm",
@@ -134,7 +138,9 @@ def test_with_one_phi_adaptive_tau_is_as_good_as_the_best_fixed_tau_in_every_cas
 
 
 def test_past_the_paper_other_kinds_of_data_cost_next_to_nothing() -> None:
-    """Loss of at most 0.2455 with uniform data and 0.2475 with data of different kinds; no fixed τ comes near."""
+    """Loss of at most 0.2455 with uniform data and 0.2475 with data of different kinds; no
+    fixed τ comes near.
+    """
     found = compare(
         Settings(
             model="svm", dataset="digits", nodes=5, budget=("time=15s",), method="frugal"

@@ -1,4 +1,6 @@
-"""A trained model applied to data, against the same figures worked out in numpy from the files alone."""
+"""A trained model applied to data, against the same figures worked out in numpy from the
+files alone.
+"""
 
 import json
 from pathlib import Path
@@ -176,7 +178,9 @@ def test_samples_of_a_python_file_keep_the_class_numbers_of_training(
 
 @pytest.fixture(scope="module")
 def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of a module that was passed from Python, and a file that has the like."""
+    """A folder with a run of a module that was passed from Python, and a file that has the
+    like.
+    """
     folder = tmp_path_factory.mktemp("own")
     (folder / "nets.py").write_text(
         "from torch import nn\n"

@@ -1,4 +1,6 @@
-"""Rivals that are tuned: their grids, the best cell by separate runs, runs that are kept, and runs that fail."""
+"""Rivals that are tuned: their grids, the best cell by separate runs, runs that are kept,
+and runs that fail.
+"""
 
 import json
 import math
@@ -126,7 +128,8 @@ class TestAgainstSeparateRuns:
 
 class TestRuns:
     def made(self, settings: Settings, *, each: str) -> Columns | Failure:
-        """A valley: the best is τ = 3 and η = 30, beyond the grid; above that it diverges, and with τ = 9 it fails.
+        """A valley: the best is τ = 3 and η = 30, beyond the grid; above that it diverges,
+        and with τ = 9 it fails.
 
         With a fall, η = 30 is even better, but seed 1 does not think so.
         """
@@ -176,7 +179,8 @@ class TestRuns:
         for other in found.others[1:]:
             assert (other.loss, found.ratio(other)) == (math.inf, math.inf)
             assert {**other.to_json()}["loss"] is None
-        # The method and the paper's, and each rival's cell with a fall and without; those of the first fail.
+        # The method and the paper's, and each rival's cell with a fall and without; those
+        # of the first fail.
         assert seen[-1] == (2 + 2 + 2, 2 + 2 + 2, 2)
         assert [told[0] for told in seen] == sorted(told[0] for told in seen)
         assert json.loads(json.dumps(found.to_json()))["others"][2]["ratio"] is None

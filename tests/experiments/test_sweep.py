@@ -1,4 +1,6 @@
-"""A sweep: the grid and its order, files with a mistake, and a table that says what separate runs say."""
+"""A sweep: the grid and its order, files with a mistake, and a table that says what
+separate runs say.
+"""
 
 import json
 import math

@@ -1,4 +1,6 @@
-"""Runs on a testbed: which are made over the network, with which nodes, and that they are kept apart."""
+"""Runs on a testbed: which are made over the network, with which nodes, and that they are
+kept apart.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +22,9 @@ TESTBED = cells.Testbed(paces=(1.0, 4.0), delay=0.1)
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Sequence[float] | None, float]]:
-    """The paces and the delay of every fleet of processes that was asked for; it is simulated in place of started."""
+    """The paces and the delay of every fleet of processes that was asked for; it is
+    simulated in place of started.
+    """
     asked: list[tuple[Sequence[float] | None, float]] = []
 
     @contextmanager

@@ -51,7 +51,9 @@ def test_without_noise(shape: str, points: int) -> None:
 
 
 def test_coverage() -> None:
-    """Of curves with noise, what comes is within the interval about as often as it should be, and not always."""
+    """Of curves with noise, what comes is within the interval about as often as it should
+    be, and not always.
+    """
     inside = []
     for seed in range(60):
         curve, end = seen(30 + 2 * seed, SHAPES[seed % len(SHAPES)], noise=0.05, seed=seed)
@@ -62,7 +64,9 @@ def test_coverage() -> None:
 
 
 def test_a_known_end() -> None:
-    """Noise in what was seen is no noise in where the curve is: with that known, the interval is narrower."""
+    """Noise in what was seen is no noise in where the curve is: with that known, the
+    interval is narrower.
+    """
     curve, end = seen(60, "plateau", noise=0.1)
     blind, anchored = (
         forecast_interval(curve, np.array([2.0])),
@@ -87,7 +91,9 @@ def test_any_values(values: list[float], ratio: float) -> None:
 
 
 def test_units() -> None:
-    """Neither the unit of the axis nor that of the values matters, and the same curve gives the same bits."""
+    """Neither the unit of the axis nor that of the values matters, and the same curve gives
+    the same bits.
+    """
     curve, _ = seen(40, "power", noise=0.05)
     ends = forecast_interval(curve, np.array([2.0]))
     other = forecast_interval(

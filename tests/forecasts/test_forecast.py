@@ -1,4 +1,6 @@
-"""What a run's records say of what comes: amounts worked out by hand, reasons in words, runs on disk."""
+"""What a run's records say of what comes: amounts worked out by hand, reasons in words,
+runs on disk.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,9 @@ def test_targets_that_cannot_be_reached() -> None:
 
 
 def test_a_second_fall_of_eta() -> None:
-    """Where η has fallen, half as much again buys less than where it is the same all the time."""
+    """Where η has fallen, half as much again buys less than where it is the same all the
+    time.
+    """
     steady = rounds(200)
     falling = rounds(200)
     falling = [

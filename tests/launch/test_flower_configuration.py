@@ -150,7 +150,10 @@ class TestANode:
             ({"gpu": True, "partition-id": 1}, r"\(its keys: gpu, partition-id\)"),
             ({"data": "/no/such/file.csv"}, "/no/such/file.csv"),
             ({"data": 5}, "data = 5 must be a text"),
-            ({"partition-id": 3, "num-partitions": 3}, "partitions are numbered from 0 to 2"),
+            (
+                {"partition-id": 3, "num-partitions": 3},
+                "partitions are numbered from 0 to 2",
+            ),
             (
                 {"partition-id": "one", "num-partitions": 3},
                 "partition-id = 'one' must be a whole number",

@@ -6,22 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget.arrays import Float64
+from fedbudget.engines.engine import settle
 from fedbudget.engines.noise import (
     PAID,
-    PaidNoise,
+    PaymentLog,
     SecretNoise,
     SeededNoise,
-    keep_account,
+    open_payments,
     paid_in,
 )
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.messages import Broadcast
 from support.private import aggregator, report
 
 
 def test_secret_noise_is_standard_gaussian() -> None:
-    drawn = SecretNoise().draw(1, 0.1, 200_001)
+    drawn = SecretNoise().draw(1, 200_001)
     assert len(drawn) == 200_001
     assert np.isfinite(drawn).all()
     assert abs(drawn.mean()) < 0.02
@@ -31,28 +31,28 @@ def test_secret_noise_is_standard_gaussian() -> None:
 
 
 def test_secret_noise_is_another_each_time() -> None:
-    assert not np.array_equal(
-        SecretNoise().draw(1, 0.1, 50), SecretNoise().draw(1, 0.1, 50)
-    )
+    assert not np.array_equal(SecretNoise().draw(1, 50), SecretNoise().draw(1, 50))
 
 
 def test_seeded_noise_is_of_the_round() -> None:
-    one = SeededNoise(3).draw(1, 0.1, 50)
-    assert np.array_equal(one, SeededNoise(3).draw(1, 0.5, 50))
-    assert not np.array_equal(one, SeededNoise(3).draw(2, 0.1, 50))
+    one = SeededNoise(3).draw(1, 50)
+    assert np.array_equal(one, SeededNoise(3).draw(1, 50))
+    assert not np.array_equal(one, SeededNoise(3).draw(2, 50))
 
 
-def test_noise_is_paid_for_before_it_is_drawn(tmp_path: Path) -> None:
-    class Broken:
-        def draw(self, round_: int, rho: float, size: int) -> Float64:
-            raise RuntimeError("killed")
+def test_payments_are_appended(tmp_path: Path) -> None:
+    log = PaymentLog(tmp_path)
+    log.record(4, 0.25)
+    log.record(5, 0.5)
+    lines = [json.loads(line) for line in (tmp_path / PAID).read_text().splitlines()]
+    assert lines == [{"round": 4, "rho": 0.25}, {"round": 5, "rho": 0.5}]
+    assert paid_in(tmp_path) == 0.75
 
-    noise = PaidNoise(Broken())
-    noise.keep_in(tmp_path)
-    with pytest.raises(RuntimeError, match="killed"):
-        noise.draw(4, 0.25, 10)
-    assert json.loads((tmp_path / PAID).read_text()) == {"round": 4, "rho": 0.25}
-    assert paid_in(tmp_path) == 0.25
+
+def test_a_full_disk_stops_the_run(tmp_path: Path) -> None:
+    (tmp_path / PAID).mkdir()
+    with pytest.raises(WorkError, match="cannot be written"):
+        PaymentLog(tmp_path).record(1, 0.1)
 
 
 def test_a_line_that_was_not_finished_was_not_drawn_for(tmp_path: Path) -> None:
@@ -66,17 +66,19 @@ def test_a_line_that_was_not_finished_was_not_drawn_for(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_pays_for_what_was_drawn_after_its_checkpoint(
     tmp_path: Path,
 ) -> None:
-    run = aggregator({"time": 1e3, "privacy": 4.0}, 50, 5, PaidNoise())
-    keep_account(run, tmp_path, resumed=False)
+    run = aggregator({"time": 1e3, "privacy": 4.0}, 50, 5, SecretNoise())
+    pay = open_payments(run, tmp_path, resumed=False)
     first = run.start()
     run.receive(report(first, np.zeros((50, 5), np.float32)), run.ledger.costs)
+    settle(run, pay)
     spent = run.ledger.spent[1]
     assert paid_in(tmp_path) == pytest.approx(spent)
     with (tmp_path / PAID).open("a") as file:  # by a process that was killed
         file.write('{"round": 2, "rho": 0.3}\n')
-    keep_account(run, tmp_path, resumed=True)
+    pay = open_payments(run, tmp_path, resumed=True)
     assert run.ledger.spent[1] == pytest.approx(spent + 0.3)
     while isinstance(coming := run.pending, Broadcast):
         run.receive(report(coming, np.zeros((50, 5), np.float32)), run.ledger.costs)
+        settle(run, pay)
     assert run.ledger.spent[1] <= run.ledger.budget.array[1] * (1 + 1e-12)
     assert paid_in(tmp_path) <= run.ledger.budget.array[1] * (1 + 1e-12)

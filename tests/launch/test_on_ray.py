@@ -1,4 +1,6 @@
-"""Simulated nodes on a Ray cluster of this machine: the same run as in process, to the last bit, whatever happens."""
+"""Simulated nodes on a Ray cluster of this machine: the same run as in process, to the last
+bit, whatever happens.
+"""
 
 import gc
 import os
@@ -46,7 +48,9 @@ def one_cluster() -> Iterator[None]:
     """One for all tests, because one takes seconds to start; `on_ray` uses what is there."""
     with engine.cluster(None):
         yield
-    gc.collect()  # here, where it is allowed, what Ray leaves open is closed, and not in the middle of another test
+    # here, where it is allowed, what Ray leaves open is closed, and not in the middle of
+    # another test
+    gc.collect()
 
 
 def on_cluster(settings: Settings, actors: int, **options: Any) -> Result:
@@ -142,7 +146,9 @@ def test_any_number_of_actors_gives_the_bits_of_the_in_process_engine(
 def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
     method: MethodName, copies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once before the first copy of its memory is taken, and twice after, if any is; the last may be lost by then."""
+    """Once before the first copy of its memory is taken, and twice after, if any is; the
+    last may be lost by then.
+    """
     monkeypatch.setattr(engine, "COPY_INTERVAL", 1000 if copies == "never" else 3)
     settings = replace(SMALL, method=method, rounds=12)
     here = execute(simulate(settings))
@@ -211,7 +217,9 @@ class _Party:
 @pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_a_run_goes_on_with_more_budget(tmp_path: Path, participation: float) -> None:
-    """As one in process does; also when an actor is lost then, before a copy of its memory is taken."""
+    """As one in process does; also when an actor is lost then, before a copy of its memory
+    is taken.
+    """
     options: dict[str, Any] = {
         "nodes": 11,
         "case": 2,
@@ -280,10 +288,11 @@ def test_a_model_and_shards_of_ones_own() -> None:
 
 @pytest.mark.usefixtures("one_torch_thread")
 def test_a_module_and_samples_of_ones_own() -> None:
-    """Each process makes the module anew, and reads the samples that its nodes need; running statistics travel.
+    """Each process makes the module anew, and reads the samples that its nodes need;
+    running statistics travel.
 
-    Ray's processes have one thread, and with more of them PyTorch's batch normalization adds in another order.
-    """
+    Ray's processes have one thread, and with more of them PyTorch's batch normalization
+    adds in another order."""
     data = table(samples=40)
     samples = [(torch.from_numpy(x), int(y)) for x, y in zip(data.x, data.y, strict=True)]
     module = nn.Sequential(network(), nn.BatchNorm1d(3), nn.Dropout(0.2))

@@ -1,4 +1,6 @@
-"""Rules of one's own, given from Python: the same run by every engine, because they are used at the aggregator."""
+"""Rules of one's own, given from Python: the same run by every engine, because they are
+used at the aggregator.
+"""
 
 import pytest
 
@@ -39,7 +41,9 @@ def test_a_callback_ends_a_run_over_a_network() -> None:
 
 
 def test_a_target_ends_a_run_over_a_network() -> None:
-    """Of training samples nobody but the nodes knows: the loss that is told is what they have reported."""
+    """Of training samples nobody but the nodes knows: the loss that is told is what they
+    have reported.
+    """
     result = train(engine="network", until="loss=0.45", controller=None, rounds=200)
     assert (result.stopped_by, result.until) == ("target", {"loss=0.45": True})
     assert result.loss <= 0.45

@@ -77,7 +77,9 @@ def test_a_seeded_run_can_be_repeated_and_a_secret_one_cannot(
 
 @pytest.mark.parametrize("attack", ["scale", "noise"])
 def test_a_node_that_does_not_clip_is_clipped(attack: Any) -> None:
-    """Updates of five are ten times as long as they may be, and take w no further than their share of 2C each."""
+    """Updates of five are ten times as long as they may be, and take w no further than
+    their share of 2C each.
+    """
     honest, attacked = (
         train(**OF_NODES, rounds=2),
         train(**OF_NODES, rounds=2, attack=attack, attackers=5),
@@ -107,7 +109,9 @@ def test_what_was_paid_for_and_never_closed_is_told(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_does_not_get_its_epsilon_back(tmp_path: Path) -> None:
-    """Its checkpoint may be of a round long before, and all that it had made known since is paid for."""
+    """Its checkpoint may be of a round long before, and all that it had made known since is
+    paid for.
+    """
     folder = tmp_path / "run"
     with pytest.raises(Died):
         train(**OF_NODES, out=folder, privacy_noise="secret", callbacks=dies_after(5))

@@ -1,4 +1,6 @@
-"""Runs that protect single samples, from settings to result: in this process, and what is refused."""
+"""Runs that protect single samples, from settings to result: in this process, and what is
+refused.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Published methods that change local updates: the same run in process, over gRPC and on Ray."""
+"""Published methods that change local updates: the same run in process, over gRPC and on
+Ray.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""A run in one process goes on: from where it was broken off, to the same bits; and with more budget, past its end."""
+"""A run in one process goes on: from where it was broken off, to the same bits; and with
+more budget, past its end.
+"""
 
 import math
 import shutil
@@ -200,7 +202,9 @@ class TestMoreBudget:
         assert_same(train(**DATA, resume=copy), whole)
 
     def test_an_end_that_was_announced_is_taken_back(self, tmp_path: Path) -> None:
-        """The last round is cut to what fits; broken off before it, the run has room for more."""
+        """The last round is cut to what fits; broken off before it, the run has room for
+        more.
+        """
         last = len(run(out=tmp_path / "whole").rounds) - 1
         run(out=tmp_path / "run", callbacks=[lambda record: record.round == last - 1])
         longer = train(**DATA, resume=tmp_path / "run", budget="time=6s")

@@ -1,4 +1,6 @@
-"""The meters of a budget: costs in its order, how each is known, what is expected, and how they go on from a state."""
+"""The meters of a budget: costs in its order, how each is known, what is expected, and how
+they go on from a state.
+"""
 
 import json
 import math
@@ -71,7 +73,7 @@ def test_every_resource_has_its_source() -> None:
 @pytest.mark.parametrize("metering", MEASURED)
 def test_unknown_readings_matter_only_where_they_count(metering: Metering) -> None:
     unknown = usage(cpu=CombinedReading(math.nan, 1.0, 4))
-    with pytest.raises(MeterError, match=r"the CPU time of a round is not known.*nan"):
+    with pytest.raises(MeterError, match=r"the CPU time of a round is unknown.*nan"):
         Meters.of(Budget({"cpu": 1.0}), metering).read(unknown)
     assert Meters.of(Budget({"time": 1.0}), metering).read(unknown).step.tolist() == [0.5]
 

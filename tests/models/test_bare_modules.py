@@ -1,4 +1,6 @@
-"""A PyTorch module as it is, given to `train`: its loss, the weights of classes, and what of it is sent."""
+"""A PyTorch module as it is, given to `train`: its loss, the weights of classes, and what
+of it is sent.
+"""
 
 from typing import Any
 
@@ -202,7 +204,9 @@ class TestFrozen:
 
 @pytest.mark.parametrize("as_list", [False, True])
 def test_classes_keep_their_numbers(as_list: bool) -> None:
-    """Nodes that have two of a module's three classes, the first not among them; as arrays, or one by one."""
+    """Nodes that have two of a module's three classes, the first not among them; as arrays,
+    or one by one.
+    """
     seen: set[int] = set()
 
     def loss(output: Tensor, y: Tensor) -> Tensor:

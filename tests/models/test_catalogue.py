@@ -71,7 +71,8 @@ def test_nothing_to_predict_is_said() -> None:
         )
 
 
-# What must be touched for a new option: the model itself, below, and a field of that name in settings.py.
+# What must be touched for a new option: the model itself, below, and a field of that name
+# in settings.py.
 
 
 @dataclass(frozen=True)

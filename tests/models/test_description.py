@@ -1,4 +1,6 @@
-"""Two machines know by a description whether their models are the same, and the first difference in words."""
+"""Two machines know by a description whether their models are the same, and the first
+difference in words.
+"""
 
 import functools
 from typing import Any
@@ -117,7 +119,9 @@ def test_what_is_frozen_must_have_the_same_values() -> None:
 
 
 def test_statistics_that_are_frozen_must_have_the_same_values() -> None:
-    """A normalization layer whose parameters are frozen keeps its statistics, of which nothing is sent."""
+    """A normalization layer whose parameters are frozen keeps its statistics, of which
+    nothing is sent.
+    """
 
     def frozen(mean: float) -> TorchModel:
         layer = nn.BatchNorm1d(4).requires_grad_(False)

@@ -1,4 +1,6 @@
-"""Layers computed faster: PyTorch's own results, to the bit or but for rounding, and nothing else is touched."""
+"""Layers computed faster: PyTorch's own results, to the bit or but for rounding, and
+nothing else is touched.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext

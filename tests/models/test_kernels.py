@@ -1,4 +1,6 @@
-"""The drivers: the same bits however the work is shared out, and digits that last for large shards."""
+"""The drivers: the same bits however the work is shared out, and digits that last for large
+shards.
+"""
 
 import subprocess
 import sys
@@ -38,7 +40,9 @@ def run(
     w: Float32,
     shift: Float32 | None = None,
 ) -> Descent:
-    """One round with a driver of our choice, with η = 0.05, and with the losses of some other w."""
+    """One round with a driver of our choice, with η = 0.05, and with the losses of some
+    other w.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in DRIVERS:
             patch.setattr(kernels, name, DRIVERS[driver])
@@ -155,7 +159,9 @@ def test_no_step_leaves_w_where_it_was() -> None:
 
 
 def test_threads_of_a_new_program_do_not_import_kernels_at_once() -> None:
-    """In a process of its own, in which nothing is imported yet; modules of numba import each other."""
+    """In a process of its own, in which nothing is imported yet; modules of numba import
+    each other.
+    """
     program = """
 import sys, threading
 from fedbudget.models.compiling import import_kernels

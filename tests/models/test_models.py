@@ -23,7 +23,9 @@ def at(model: Model, w: Float32, shards: Shards) -> Descent:
 
 
 def away_from_ties(case: Problem, w: Float32) -> Shards:
-    """All rows; for K-means those that clearly belong to one centre, where its loss has a gradient."""
+    """All rows; for K-means those that clearly belong to one centre, where its loss has a
+    gradient.
+    """
     if case.model.name != "kmeans":
         return Shards.whole(case.table)
     two = np.sort(kmeans_distances(w.astype(np.float64), case.x), axis=1)[:, :2]
@@ -137,7 +139,8 @@ def one_row(x: list[float], y: float) -> Shards:
 
 class TestByHand:
     def test_svm(self) -> None:
-        # slack 1 - (-1)(1·1 + 2·0.5) = 3: loss 4.5 + 0.1/2 · 1.25, gradient slack · x + 0.1 w
+        # slack 1 - (-1)(1·1 + 2·0.5) = 3: loss 4.5 + 0.1/2 · 1.25, gradient slack · x + 0.1
+        # w
         found = at(SquaredSvm(2), np.array([1.0, 0.5], np.float32), one_row([1, 2], -1))
         assert found.losses[0] == pytest.approx(4.5625)
         assert found.gradients[0] == pytest.approx([3.1, 6.05])

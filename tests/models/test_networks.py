@@ -76,7 +76,9 @@ class TestLayers:
             catalogue.build("lenet", dataset)
 
     def test_mlp_gives_one_number_where_there_are_no_classes(self) -> None:
-        """Squared error of a real target: 3 features by 64 and their biases, 64 by 1 and its bias."""
+        """Squared error of a real target: 3 features by 64 and their biases, 64 by 1 and
+        its bias.
+        """
         x = np.random.default_rng(0).normal(0, 1, (20, 3)).astype(np.float32)
         dataset = Dataset("homes", Part(x, values=x[:, 0].astype(np.float64)))
         model = catalogue.build("mlp", dataset)
@@ -108,7 +110,9 @@ class TestLayers:
         assert cnn(shape, 7)(images(shape)).shape == (2, 7)
 
     def test_are_the_papers_in_the_papers_order(self) -> None:
-        """Convolution, pool, normalize, convolution, normalize, pool, two fully connected: written out again."""
+        """Convolution, pool, normalize, convolution, normalize, pool, two fully connected:
+        written out again.
+        """
         network = cnn(GREY, 10)
         first, second, third, fourth = [
             layer for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)
@@ -129,7 +133,8 @@ class TestStart:
             else:
                 assert parameter.abs().max() <= 0.2
         (weights, *_) = linear_layers(cnn(GREY, 10))
-        # Of a normal distribution cut off at two deviations: √(1 - 4 φ(2) / (2 Φ(2) - 1)) = 0.8796.
+        # Of a normal distribution cut off at two deviations: √(1 - 4 φ(2) / (2 Φ(2) - 1)) =
+        # 0.8796.
         assert weights.weight.std().item() == pytest.approx(0.08796, rel=0.01)
         assert weights.weight.mean().item() == pytest.approx(0, abs=0.001)
 

@@ -93,7 +93,9 @@ def test_what_cannot_be_made_is_refused_with_the_name(tmp_path: Path) -> None:
 def test_modules_made_by_several_threads_at_once_have_the_numbers_of_one_made_alone() -> (
     None
 ):
-    """Nodes may be threads of one program, and PyTorch's random numbers are one sequence for all of them."""
+    """Nodes may be threads of one program, and PyTorch's random numbers are one sequence
+    for all of them.
+    """
 
     def make() -> nn.Module:
         torch.manual_seed(5)

@@ -1,4 +1,6 @@
-"""Gradients of single samples: by closed forms, by torch.func, and by hand; and what one sample can change."""
+"""Gradients of single samples: by closed forms, by torch.func, and by hand; and what one
+sample can change.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Running statistics of normalization layers: with w and averaged, or left at the nodes; and what they do not touch."""
+"""Running statistics of normalization layers: with w and averaged, or left at the nodes;
+and what they do not touch.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -256,7 +258,9 @@ class TestRuns:
             )
 
     def test_where_nodes_hold_the_same_it_is_descent_in_one_place(self) -> None:
-        """Case 3: all nodes' statistics are equal, and so is their mean; a single node gives the same run."""
+        """Case 3: all nodes' statistics are equal, and so is their mean; a single node
+        gives the same run.
+        """
         asked: Any = {
             "dataset": "digits",
             "method": "paper",
@@ -286,8 +290,10 @@ class TestRuns:
     ids=str,
 )
 def test_statistics_do_not_change_how_a_run_is_decided(options: Any) -> None:
-    """Batch normalization never looks at running statistics while training: with them in w or without, the run has the
-    same parameters, τ, η, ρ, β and δ, but for rounding: norms are added up in another order."""
+    """Batch normalization never looks at running statistics while training: with them in w
+    or without, the run has the
+    same parameters, τ, η, ρ, β and δ, but for rounding: norms are added up in another
+    order."""
     results, data = {}, table(samples=200)
     shards = [(data.x[node::4] + node, data.y[node::4]) for node in range(4)]
     for statistics in ("average", "local"):
@@ -332,7 +338,9 @@ def test_they_are_averaged_by_samples() -> None:
 
 
 def test_a_run_goes_on_with_them(tmp_path: Path) -> None:
-    """From a checkpoint, with momentum at the aggregator, as a run that had all its rounds from the start."""
+    """From a checkpoint, with momentum at the aggregator, as a run that had all its rounds
+    from the start.
+    """
     data = table(samples=80)
     asked: Any = {
         "model": normalized(),

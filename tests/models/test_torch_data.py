@@ -1,6 +1,6 @@
-"""What a PyTorch model learns from besides rows of real numbers: whole numbers, several inputs, samples of any length,
-Datasets with transforms, with workers or without; and mixed precision.
-"""
+"""What a PyTorch model learns from besides rows of real numbers: whole numbers, several
+inputs, samples of any length, Datasets with transforms, with workers or without; and mixed
+precision."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -44,7 +44,9 @@ class TextClassifier(nn.Module):
 
 
 def texts(count: int, seed: int) -> list[tuple[list[int], int]]:
-    """Token ids of different lengths; the class is which of the first words comes the most often."""
+    """Token ids of different lengths; the class is which of the first words comes the most
+    often.
+    """
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(count):
@@ -205,7 +207,9 @@ class TestSeveralInputs:
 
 
 class Noisy(Dataset[Any]):
-    """Samples with noise that a transform adds, from each of the generators that transforms draw from."""
+    """Samples with noise that a transform adds, from each of the generators that transforms
+    draw from.
+    """
 
     def __init__(self, reads: list[int] | None = None) -> None:
         data = table(samples=90)
@@ -233,7 +237,9 @@ class TestDatasets:
         assert reads == indices.positions.reshape(-1).tolist()
 
     def test_workers_change_nothing_nor_does_what_was_drawn_before(self) -> None:
-        """What transforms draw follows from the mini-batch, and leaves the program's own random numbers."""
+        """What transforms draw follows from the mini-batch, and leaves the program's own
+        random numbers.
+        """
         found = []
         for workers in (0, 2):
             random.seed(workers)

@@ -1,4 +1,6 @@
-"""A PyTorch module that does not go with the samples: said in one line before the first round, and no run changed."""
+"""A PyTorch module that does not go with the samples: said in one line before the first
+round, and no run changed.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -104,7 +106,9 @@ class TestTrain:
     def test_misfit_is_said_in_a_line(
         self, module: nn.Module, message: str, options: Any
     ) -> None:
-        """As well where many nodes are computed at once, which has other errors, and where there is no trial round."""
+        """As well where many nodes are computed at once, which has other errors, and where
+        there is no trial round.
+        """
         with pytest.raises(UserError, match=message) as error:
             fedbudget.train(model=module, dataset="digits", budget="time=1s", **options)
         assert len(str(error.value).splitlines()) == 1
@@ -148,7 +152,9 @@ class TestTrain:
     def test_real_targets_beside_outputs_of_another_shape(
         self, module: nn.Module, shape: str
     ) -> None:
-        """PyTorch would repeat one beside the other, and give a loss of pairs that do not belong together."""
+        """PyTorch would repeat one beside the other, and give a loss of pairs that do not
+        belong together.
+        """
         data = table(20)
         module = nn.Sequential(nn.Linear(5, 5), module)
         message = rf"the module returns \({shape}\), but targets are \(20,\): return one output per target"
@@ -156,7 +162,9 @@ class TestTrain:
             fedbudget.train(model=module, shards=[(data.x, data.x[:, 0])], budget="time=1s")
 
     def test_no_result_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Neither by random numbers that were drawn, nor by running statistics that went on."""
+        """Neither by random numbers that were drawn, nor by running statistics that went
+        on.
+        """
 
         def run() -> bytes:
             with torch.random.fork_rng():
@@ -204,7 +212,9 @@ class TestRequireFit:
     def test_the_batch_is_as_large_as_those_of_training(
         self, batch: int | None, samples: int
     ) -> None:
-        """A module may be made for batches of one size; shards that are smaller fill them by repetition."""
+        """A module may be made for batches of one size; shards that are smaller fill them
+        by repetition.
+        """
         seen: list[int] = []
 
         def loss(output: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Local updates of a PyTorch module: what plain PyTorch and the compiled models compute, for few nodes and for many."""
+"""Local updates of a PyTorch module: what plain PyTorch and the compiled models compute,
+for few nodes and for many.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -191,7 +193,9 @@ class TestAgainstTheCompiledModels:
         np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
 
     def test_a_whole_run_is_the_same_run(self) -> None:
-        """Adaptive τ, with its estimates: the same τ in each round, and the same w at the end."""
+        """Adaptive τ, with its estimates: the same τ in each round, and the same w at the
+        end.
+        """
         start = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
         for parameter in start.parameters():
             nn.init.zeros_(parameter)
@@ -312,7 +316,9 @@ class TestManyNodes:
 
 
 def _biases_inside(w: Float32) -> Float32:
-    """From PyTorch's order, weights [3, 5] and then biases [3], to each class's weights and then its bias."""
+    """From PyTorch's order, weights [3, 5] and then biases [3], to each class's weights and
+    then its bias.
+    """
     weights, biases = w[:, :15].reshape(-1, 3, 5), w[:, 15:, None]
     return np.ascontiguousarray(
         np.concatenate([weights, biases], axis=2).reshape(len(w), -1)
@@ -327,7 +333,9 @@ class TestNodesAlike:
     def results(
         self, places: list[int], w: Float32, shift: Float32 | None
     ) -> tuple[list[Any], int]:
-        """Everything of the nodes whose rows are at these places, and how many batches passed through the module."""
+        """Everything of the nodes whose rows are at these places, and how many batches
+        passed through the module.
+        """
         passes = 0
 
         class Counting(nn.Linear):

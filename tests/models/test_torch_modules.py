@@ -1,4 +1,6 @@
-"""Which PyTorch modules can be trained, and what they see: shapes, parameters, buffers, and layers that are random."""
+"""Which PyTorch modules can be trained, and what they see: shapes, parameters, buffers, and
+layers that are random.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -272,7 +274,9 @@ class TestRandomLayers:
             np.testing.assert_array_equal(alone.w[0], among.w[node])
 
     def test_other_mini_batches_drop_other_units(self) -> None:
-        """The same sample in 40 mini-batches that differ in their other one: without dropout all scores were equal."""
+        """The same sample in 40 mini-batches that differ in their other one: without
+        dropout all scores were equal.
+        """
         scores: list[float] = []
 
         def loss(output: Tensor, y: Tensor) -> Tensor:

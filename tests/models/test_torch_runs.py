@@ -1,4 +1,6 @@
-"""PyTorch models in runs: where they start, what they end as, their figures, and life without PyTorch."""
+"""PyTorch models in runs: where they start, what they end as, their figures, and life
+without PyTorch.
+"""
 
 import copy
 import json
@@ -24,11 +26,15 @@ from support.networks import by_autograd, flat, network, random_w, table
 
 
 class TestFlatStart:
-    """PyTorch's own first weights make the output of several layers nearly the same for all samples."""
+    """PyTorch's own first weights make the output of several layers nearly the same for all
+    samples.
+    """
 
     @pytest.mark.parametrize("partition", ["dirichlet:0.5", "labels:2"])
     def test_a_network_of_five_layers_is_trained(self, partition: str) -> None:
-        """With steps as long as a flat start allows it would die, and tell all classes alike: log 10 = 2.30."""
+        """With steps as long as a flat start allows it would die, and tell all classes
+        alike: log 10 = 2.30.
+        """
         torch.manual_seed(0)
         layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, 48), nn.ReLU()]
         for _ in range(3):
@@ -206,7 +212,9 @@ class TestFigures:
         assert own.rounds[-1].accuracy == own.accuracy
 
     def test_a_column_of_outputs_is_compared_with_its_targets_one_by_one(self) -> None:
-        """[n, 1] - [n] would be [n, n]: with y = x the error is 0 only when each output meets its own target."""
+        """[n, 1] - [n] would be [n, n]: with y = x the error is 0 only when each output
+        meets its own target.
+        """
         x = np.arange(4, dtype=np.float32)[:, None]
         data = Table(x, x[:, 0].copy())
         error = {"error": lambda output, y: (output - y).abs().max()}

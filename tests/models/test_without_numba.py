@@ -1,4 +1,6 @@
-"""Built-in models where numba is not installed: the same numbers to rounding, and a whole run without what is heavy."""
+"""Built-in models where numba is not installed: the same numbers to rounding, and a whole
+run without what is heavy.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""Parts of the accelerated method: gains and momentum, the first step, and how much of a shift lasts."""
+"""Parts of the accelerated method: gains and momentum, the first step, and how much of a
+shift lasts.
+"""
 
 from dataclasses import replace
 
@@ -79,7 +81,9 @@ class TestAccelerate:
     def test_where_steps_become_shorter_it_is_momentum_of_gradients(
         self, etas: list[float]
     ) -> None:
-        """u ← 0.95 u + gradient and w ← w - ηu, where rounds agree: what is remembered has no η in it."""
+        """u ← 0.95 u + gradient and w ← w - ηu, where rounds agree: what is remembered has
+        no η in it.
+        """
         etas = sorted(etas, reverse=True)
         rule, state, w = Accelerate(rise=1.0), Motion(vector(0), vector(1)), vector(0)
         u, expected = 0.0, 0.0
@@ -96,7 +100,9 @@ class TestAccelerate:
         ]
 
     def test_its_pace_is_that_of_the_coming_steps(self) -> None:
-        """η falls to a quarter, and with it v, and what nodes make of the way that w came; it does not rise with η."""
+        """η falls to a quarter, and with it v, and what nodes make of the way that w came;
+        it does not rise with η.
+        """
         moving = Motion(vector(4, -2), vector(1, 9))
         state, said = (
             updated(make().state, update=moving),
@@ -138,7 +144,9 @@ class TestTrust:
         assert rates == pytest.approx([2, 1.8, 2.7, 4.05])
 
     def test_a_round_leads_no_further_than_it_is_trusted(self) -> None:
-        """Of updates of 1 and then of 10, with η τ = 0.5 each, the second is taken as one of 1.5."""
+        """Of updates of 1 and then of 10, with η τ = 0.5 each, the second is taken as one
+        of 1.5.
+        """
         rule = Accelerate()
         state = updated(make().state, update=rule.first(vector(0, 0)))
         state, _, _ = apply_update(state, rule, vector(0.6, 0.8), None, span=0.5)
@@ -219,7 +227,9 @@ class TestFirstSteepness:
     def test_where_the_loss_becomes_ever_steeper_it_is_that_of_where_many_updates_lead(
         self,
     ) -> None:
-        """F = w⁴/4 at w = 1: s β(s) = (s - 1)³ + 1 is 300 at s = 7.69, where β̂ at w itself is 3."""
+        """F = w⁴/4 at w = 1: s β(s) = (s - 1)³ + 1 is 300 at s = 7.69, where β̂ at w itself
+        is 3.
+        """
 
         def loss(w: Float32, x: object, y: object) -> tuple[float, Float32]:
             return float((w**4).sum() / 4), w**3
@@ -245,7 +255,9 @@ class TestFirstSteepness:
 
 class TestStrength:
     def test_is_the_share_of_a_shift_that_stays(self) -> None:
-        """What nodes tell when they report is the projection of the new shifts on the old, which they learn later."""
+        """What nodes tell when they report is the projection of the new shifts on the old,
+        which they learn later.
+        """
         rng = np.random.default_rng(3)
         sizes, drift = np.array([3, 5, 2]), Drift(correct=True, share=1.0, strength=0.7)
         known, gradients = (
@@ -263,7 +275,7 @@ class TestStrength:
         report = Report(
             2, np.arange(3), sizes, np.ones(3), np.ones(3), np.zeros((3, 9), np.float32)
         )
-        lasting, shifted = second.lasting
+        lasting, shifted = second.persistence
         sums = ReportsHere(replace(report, lasting=lasting, shifted=shifted)).sums
         later = second.with_mean(
             np.average(second.own, axis=0, weights=sizes).astype(np.float32)
@@ -301,7 +313,9 @@ class TestStrength:
 
     @given(strength=st.floats(0, 1), seed=st.integers(0, 1000))
     def test_shifts_cancel_whatever_it_is(self, strength: float, seed: int) -> None:
-        """Σ D_i c_i = D c is kept, for any α: the mean of what nodes went along is that of their gradients."""
+        """Σ D_i c_i = D c is kept, for any α: the mean of what nodes went along is that of
+        their gradients.
+        """
         rng = np.random.default_rng(seed)
         sizes, drift = (
             np.array([3.0, 5.0, 2.0]),

@@ -1,4 +1,6 @@
-"""Algorithm 2 with hand-made reports and costs: the average, order, ends, and what is refused."""
+"""Algorithm 2 with hand-made reports and costs: the average, order, ends, and what is
+refused.
+"""
 
 from dataclasses import replace
 
@@ -117,7 +119,7 @@ class TestPeerErrors:
     def test_nor_do_costs_that_are_wrong(self) -> None:
         aggregator = make_started()
         before = bits(aggregator.state)
-        with pytest.raises(ValueError, match="costs of 1 resources are wanted"):
+        with pytest.raises(ValueError, match="expected costs of 1 resources"):
             aggregator.receive(report(FIRST, 1), costs([1, 1], [1, 1]))
         assert bits(aggregator.state) == before
 

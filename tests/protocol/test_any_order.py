@@ -1,14 +1,17 @@
-"""The conversation with all that a network does to it, in any order: hypothesis plays the network.
+"""The conversation with all that a network does to it, in any order: hypothesis plays the
+network.
 
-Nodes join, leave, and come back with or without their memory; reports are lost, come twice, or come too late; the
-aggregator is killed and recalled. Whatever happens:
+Nodes join, leave, and come back with or without their memory; reports are lost, come twice,
+or come too late; the aggregator is killed and recalled. Whatever happens:
 
-- what was spent, t and the round never fall, and are the sums over the rounds that were closed, each counted once;
+- what was spent, t and the round never fall, and are the sums over the rounds that were
+  closed, each counted once;
 - a report that is refused changes nothing;
 - a node that answers the same broadcast again says the same, to the last bit;
-- every node compares with the right w^f, and with whole shards and all nodes present w^f never gets worse;
-- c is the mean of all c_i, where the proof in protocol/drift.py says so, and every node knows its own c_i.
-"""
+- every node compares with the right w^f, and with whole shards and all nodes present w^f
+  never gets worse;
+- c is the mean of all c_i, where the proof in protocol/drift.py says so, and every node
+knows its own c_i."""
 
 from dataclasses import replace
 from typing import Any
@@ -200,7 +203,9 @@ class Network(RuleBasedStateMachine):
         self.own = of_others | of_these
 
     def learned(self, broadcast: Broadcast, node: int, w: Float32) -> Float64:
-        """c_i: along what a node's own gradients led it, from w(t₀) and what was gone once more of w's last way."""
+        """c_i: along what a node's own gradients led it, from w(t₀) and what was gone once
+        more of w's last way.
+        """
         start = broadcast.w.astype(np.float64)
         start = start + broadcast.momentum * (start - self.last_w)
         drift, c = broadcast.drift, self.mean()

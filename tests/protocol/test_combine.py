@@ -33,7 +33,9 @@ def report(*updates: tuple[float, float], gradients: Any = None) -> Report:
 
 class TestClippedMean:
     def test_the_longer_an_update_was_the_shorter_it_gets(self) -> None:
-        """Lengths 1, 1, 2 and 100: the median of them is 1.5, and 1.5 / (100 / 1.5) = 0.0225."""
+        """Lengths 1, 1, 2 and 100: the median of them is 1.5, and 1.5 / (100 / 1.5) =
+        0.0225.
+        """
         given = report((1, 0), (0, 1), (2, 0), (0, -100))
         found = ClippedMean(6.0).capped(given, START, 2)
         assert found.w is not None
@@ -104,10 +106,10 @@ VECTORS = st.lists(
 def test_some_cannot_take_w_far(
     rule: Any, honest: list[tuple[float, float]], lie: float
 ) -> None:
-    """As many as a fifth of all nodes, with any number in any coordinate. Whoever is among the neighbours of an honest
-    node is no further from it than honest nodes are apart; so its mean is within what they span, and as much more as
-    the share of liars among the neighbours.
-    """
+    """As many as a fifth of all nodes, with any number in any coordinate. Whoever is among
+    the neighbours of an honest node is no further from it than honest nodes are apart; so
+    its mean is within what they span, and as much more as the share of liars among the
+    neighbours."""
     liars = len(honest) // 4
     w = np.array([*honest, *[(lie, -lie)] * liars], np.float32)
     found = rule.combine(w, np.full(len(w), 7), np.arange(len(w)))
@@ -121,7 +123,9 @@ def test_some_cannot_take_w_far(
 @pytest.mark.parametrize("rule", [TrimmedMean(0.2), CoordinateMedian()])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_far_from_all_has_no_part(rule: Any, seed: int) -> None:
-    """One of three, further from the two others than these are apart: what is left is their mean to the bit."""
+    """One of three, further from the two others than these are apart: what is left is their
+    mean to the bit.
+    """
     rng = np.random.default_rng(seed)
     w = rng.normal(size=(3, 9)).astype(np.float32)
     w[1] += 100 * rng.choice([-1, 1], 9).astype(np.float32)
@@ -134,7 +138,9 @@ def test_far_from_all_has_no_part(rule: Any, seed: int) -> None:
 
 
 def test_means_of_neighbours_by_hand() -> None:
-    """Of 1, 2, 3, 4, 100 with sizes 1, 1, 2, 1, 9 the four nearest to each: 13 / 5 and, without the first, 912 / 13."""
+    """Of 1, 2, 3, 4, 100 with sizes 1, 1, 2, 1, 9 the four nearest to each: 13 / 5 and,
+    without the first, 912 / 13.
+    """
     w, sizes = np.array([[1], [2], [3], [4], [100]], np.float32), np.array([1, 1, 2, 1, 9])
     assert mixed(w, sizes, np.arange(5), 4).ravel().tolist() == pytest.approx(
         [2.6, 2.6, 2.6, 2.6, 912 / 13]
@@ -142,9 +148,8 @@ def test_means_of_neighbours_by_hand() -> None:
 
 
 def test_rules_by_hand() -> None:
-    """Means of four neighbours of 0, 10, 20, 30 and 40 are 15, 15, 15, 25 and 25, of which one is left out at either
-    end; of three, 10, 10, 20, 30 and 30.
-    """
+    """Means of four neighbours of 0, 10, 20, 30 and 40 are 15, 15, 15, 25 and 25, of which
+    one is left out at either end; of three, 10, 10, 20, 30 and 30."""
     w, sizes = np.array([[0], [10], [20], [30], [40]], np.float32), np.ones(5, np.int64)
     assert TrimmedMean(0.2).combine(w, sizes, np.arange(5)).tolist() == pytest.approx(
         [55 / 3]
@@ -160,7 +165,9 @@ def test_nothing_to_trim_is_the_weighted_mean() -> None:
 
 
 def test_losses_are_trimmed_with_w() -> None:
-    """The gap of one node is 90, that of the others -1, 0 and 1; the losses at w^f are within the others'."""
+    """The gap of one node is 90, that of the others -1, 0 and 1; the losses at w^f are
+    within the others'.
+    """
     given = Report(
         2,
         np.arange(4),

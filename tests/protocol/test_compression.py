@@ -29,7 +29,9 @@ kinds, fewer = st.sampled_from(KINDS), st.sampled_from(FEWER)
 def vectors(
     draw: st.DrawFn, smallest: float = 1e-30, largest: float = 1e30, *, most: int = 600
 ) -> Float32:
-    """Numbers of any mix of magnitudes, zeros among them; often more than a block, seldom a multiple of it."""
+    """Numbers of any mix of magnitudes, zeros among them; often more than a block, seldom a
+    multiple of it.
+    """
     count, seed = draw(st.integers(0, most)), draw(st.integers(0, 2**32 - 1))
     low, high = sorted(
         draw(st.tuples(*[st.floats(np.log10(smallest), np.log10(largest))] * 2))
@@ -47,7 +49,9 @@ def passed(kind: Kind, vector: Float32) -> Float32:
 
 
 def largest_of_block(vector: Float32) -> Float64:
-    """For each number, the largest magnitude among the 256 that it is sent with; one number after the other."""
+    """For each number, the largest magnitude among the 256 that it is sent with; one number
+    after the other.
+    """
     magnitudes = np.abs(vector.astype(np.float64))
     return np.array(
         [magnitudes[i - i % 256 : i - i % 256 + 256].max() for i in range(len(vector))]
@@ -61,8 +65,8 @@ def bound(kind: Kind, vector: Float32) -> Float64:
         return np.zeros(len(vector))
     if kind == "8-bit":  # half of a 127th; and float32's own roundings
         return largest * (1 / 254 + 2**-21)
-    # Half of the last of 11 bits; and of a number that is tiny beside its block's largest, half of 2^-24 when that
-    # is between 2^14 and 2^15.
+    # Half of the last of 11 bits; and of a number that is tiny beside its block's largest,
+    # half of 2^-24 when that is between 2^14 and 2^15.
     return np.maximum(np.abs(vector.astype(np.float64)) * 2**-11, largest * 2**-39)
 
 
@@ -169,7 +173,8 @@ class TestOnTheWire:
         assert encode("none", vector).hex() == "0000803f" + "000000bf"
         # 1 is 2^14 (0x7400) times 2^-14 (0x38800000), and -0.5 is -2^13 (0xf000) times it.
         assert encode("16-bit", vector).hex() == "00008038" + "0074" + "00f0"
-        # The scale is 1; 127 of 127 parts (0x7f), and -63.5 of them, to the even one: -64 (0xc0).
+        # The scale is 1; 127 of 127 parts (0x7f), and -63.5 of them, to the even one: -64
+        # (0xc0).
         assert encode("8-bit", vector).hex() == "0000803f" + "7f" + "c0"
 
     @given(kinds, st.integers(0, 600), st.binary(max_size=1300))
@@ -246,7 +251,9 @@ class TestFeedback:
     def test_what_is_lost_never_adds_up(
         self, kind: Kind, seeds: list[int], power: int
     ) -> None:
-        """The sum of what arrived is the sum of what was meant but for the error of one message."""
+        """The sum of what arrived is the sum of what was meant but for the error of one
+        message.
+        """
         drawn = [np.random.default_rng(seed).normal(size=300) for seed in seeds]
         differences = [(10.0**power * each).astype(np.float32) for each in drawn]
         off = np.sum(sent(kind, differences), axis=0, dtype=np.float64) - np.sum(
@@ -260,7 +267,9 @@ class TestFeedback:
         ).all()  # 1.02: the error is sent with it
 
     def test_without_feedback_it_does_add_up(self) -> None:
-        """What the test above would see if the error were forgotten: 0.003 of 1 is lost every time."""
+        """What the test above would see if the error were forgotten: 0.003 of 1 is lost
+        every time.
+        """
         difference = np.array([1.0, 0.003], np.float32)
         assert sum(passed("8-bit", difference)[1] for _ in range(1000)) == 0
         assert sum(
@@ -295,7 +304,7 @@ class TestFeedback:
     def test_it_takes_matrices_but_always_of_the_same_shape(self) -> None:
         rows = np.array([[1.0, 0.3], [0.1, 0.7]], np.float32)
         _, lost = with_feedback("8-bit", rows, None)
-        with pytest.raises(LocalError, match=r"shape \(1, 2\) after some of \(2, 2\)"):
+        with pytest.raises(LocalError, match=r"changed from \(2, 2\) to \(1, 2\)"):
             with_feedback("8-bit", rows[:1], lost)
 
 

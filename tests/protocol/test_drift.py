@@ -1,4 +1,6 @@
-"""Drift correction: against a second implementation, with nodes that come and go, and where it must change nothing."""
+"""Drift correction: against a second implementation, with nodes that come and go, and where
+it must change nothing.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -168,7 +170,9 @@ class TestWhereItMustChangeNothing:
 
 
 def test_it_takes_the_drift_away() -> None:
-    """With many updates a round, nodes with their own kind of data end where one place with all data would."""
+    """With many updates a round, nodes with their own kind of data end where one place with
+    all data would.
+    """
     case = problem("linear", 2)
     parts, w = sorted_parts(case, 4), case.start(1)
     everything: Float64 = w.astype(np.float64)
@@ -204,10 +208,11 @@ class TestForgettingNodes:
         lost: set[int],
         tau: int,
     ) -> None:
-        """An interval without correction begins with all c_i = c = 0, as a run does: nothing of the past is left.
+        """An interval without correction begins with all c_i = c = 0, as a run does:
+        nothing of the past is left.
 
-        Those that are lost may come back later; then they are new. Where none of them ever took part, nothing is lost.
-        """
+        Those that are lost may come back later; then they are new. Where none of them ever
+        took part, nothing is lost."""
         assume(any(node in here for here in before for node in lost))
         case = problem("svm", 3)
         parts = unequal_parts(len(case.table), self.NODES, seed)
@@ -285,7 +290,9 @@ class TestForgettingNodes:
         assert known(aggregator).nodes.tolist() == [0, 1]
 
     def test_only_between_rounds(self) -> None:
-        with pytest.raises(LocalError, match="forget nodes between rounds: the run is ready"):
+        with pytest.raises(
+            LocalError, match="forget nodes between rounds: the run is ready"
+        ):
             starting(np.zeros(2, np.float32), FixedTau(1), correct_drift=True).forget([1])
 
 
@@ -312,7 +319,8 @@ class TestDecidesByItself:
         assert all(self.corrected(None, sorted_parts(case, 4), case))
 
     def test_it_does_not_where_all_that_differs_is_noise(self) -> None:
-        # Mini-batches of one sample, from data of one kind: what a shift would take away is never there again.
+        # Mini-batches of one sample, from data of one kind: what a shift would take away is
+        # never there again.
         case = problem("svm", 3, samples=400)
         rng = np.random.default_rng(1)
         parts = np.array_split(rng.permutation(400), 4)
@@ -391,9 +399,7 @@ class TestNews:
             1, case.start(1), 2, 0.1, Request(drift=True), False, False, drift
         )
         fleet.answer(first)
-        with pytest.raises(
-            PeerError, match="round 3 after round 1, without a catch-up"
-        ):
+        with pytest.raises(PeerError, match="round 3 after round 1, without a catch-up"):
             fleet.receive(replace(first, round=3))
         with pytest.raises(PeerError, match="without the mean of all corrections"):
             fleet.receive(replace(first, round=3, catch_up=CatchUp(case.start(1))))

@@ -43,7 +43,8 @@ class TestEstimates:
             gradients=np.array([[0, 4], [0, 0]], np.float32),
         )
         aggregator.receive(uneven, ONE)
-        # The mean gradient is (0, 3), from which the nodes are 1 and 3 away: (30·1 + 10·3)/40.
+        # The mean gradient is (0, 3), from which the nodes are 1 and 3 away: (30·1 +
+        # 10·3)/40.
         assert last(aggregator).estimates == Estimates(2.0, 3.0, 1.5)
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e13, -1.0])

@@ -1,4 +1,6 @@
-"""When a w is evaluated: at points that are spread over the budget, fewer where it costs much."""
+"""When a w is evaluated: at points that are spread over the budget, fewer where it costs
+much.
+"""
 
 import numpy as np
 import pytest

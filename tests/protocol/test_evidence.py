@@ -1,4 +1,6 @@
-"""Several mini-batches to judge by: what they say, by a second computation, and when they are asked for."""
+"""Several mini-batches to judge by: what they say, by a second computation, and when they
+are asked for.
+"""
 
 from dataclasses import replace
 

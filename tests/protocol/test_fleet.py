@@ -1,4 +1,6 @@
-"""Algorithm 3, and whole conversations: τ=1 is centralized descent, identical shards, and fleets of one."""
+"""Algorithm 3, and whole conversations: τ=1 is centralized descent, identical shards, and
+fleets of one.
+"""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -314,7 +316,9 @@ class TestOrder:
 def test_estimates_cost_one_evaluation_a_round_and_w_f_one_with_mini_batches(
     estimate: bool, batch: int | None, evaluations: int
 ) -> None:
-    """Of τ=3 updates; Algorithm 3 asks for F_i and ∇F_i at w_i besides, and for F_i(w^f) where samples change."""
+    """Of τ=3 updates; Algorithm 3 asks for F_i and ∇F_i at w_i besides, and for F_i(w^f)
+    where samples change.
+    """
     calls = 0
 
     def mean_of_data(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:

@@ -1,4 +1,6 @@
-"""Fleets that go back: from a round that came to nothing, and to rounds that are made again."""
+"""Fleets that go back: from a round that came to nothing, and to rounds that are made
+again.
+"""
 
 from collections.abc import Iterator
 from typing import Any

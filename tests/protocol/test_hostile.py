@@ -1,4 +1,6 @@
-"""One node of three says anything at all: the run goes on, and nothing that is not a sane number is kept of it."""
+"""One node of three says anything at all: the run goes on, and nothing that is not a sane
+number is kept of it.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""What is said: reports of fleets add up in node order, mixtures are refused, and sizes on the wire are known."""
+"""What is said: reports of fleets add up in node order, mixtures are refused, and sizes on
+the wire are known.
+"""
 
 from dataclasses import replace
 from itertools import permutations

@@ -25,7 +25,9 @@ def test_the_same_bits_as_all_at_once(nodes: int, parameters: int) -> None:
 
 
 def test_rows_of_a_part_of_a_matrix() -> None:
-    """As where running statistics are left out: the rows do not follow each other in memory."""
+    """As where running statistics are left out: the rows do not follow each other in
+    memory.
+    """
     whole = np.random.default_rng(0).normal(size=(5, 100_000)).astype(np.float32)
     some = whole[:, :70_000]
     assert np.array_equal(

@@ -1,4 +1,6 @@
-"""Over random budgets, costs and choices of τ: what an aggregator spends beyond its budget, and what it leaves."""
+"""Over random budgets, costs and choices of τ: what an aggregator spends beyond its budget,
+and what it leaves.
+"""
 
 from dataclasses import dataclass
 
@@ -64,7 +66,9 @@ def a_run(rng: np.random.Generator) -> tuple[Aggregator, Costs]:
 def test_no_resource_is_overspent_by_more_than_costs_rose_after_the_last_decision(
     seed: int,
 ) -> None:
-    """A decision says that a round and the final loss after it fit; only what costs rise beyond that can hurt."""
+    """A decision says that a round and the final loss after it fit; only what costs rise
+    beyond that can hurt.
+    """
     rng = np.random.default_rng(seed)
     aggregator, expected = a_run(rng)
     broadcast: Broadcast | Outcome = aggregator.start()
@@ -97,7 +101,9 @@ def rise(estimated: Costs, actual: Costs, updates: int) -> Float64:
 @settings(deadline=None, max_examples=200)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_with_costs_that_stay_the_budget_is_kept_and_used_up(seed: int) -> None:
-    """What is left of the resource that stopped the run would not pay for another update in a round of its own."""
+    """What is left of the resource that stopped the run would not pay for another update in
+    a round of its own.
+    """
     aggregator, steady = a_run(np.random.default_rng(seed))
     broadcast: Broadcast | Outcome = aggregator.start()
     while isinstance(broadcast, Broadcast):

@@ -21,7 +21,7 @@ from fedbudget.protocol.privacy import (
     no_longer,
     noise_size,
     release,
-    told_lengths,
+    reported_norms,
 )
 
 ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -32,7 +32,7 @@ CLIPS = st.floats(2.0**-8, 2.0**8)
 def sent(updates: Float32, lengths: Float64 | None = None) -> Report:
     """As a node may send it that lies: whatever it likes, of the right shape."""
     n = len(updates)
-    told = told_lengths(updates) if lengths is None else lengths
+    told = reported_norms(updates) if lengths is None else lengths
     return Report(
         1,
         np.arange(n),

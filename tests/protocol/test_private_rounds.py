@@ -1,4 +1,6 @@
-"""Private runs: what they cost is never more than the budget, and always what was made known."""
+"""Private runs: what they cost is never more than the budget, and always what was made
+known.
+"""
 
 import dataclasses
 import math
@@ -16,7 +18,7 @@ from fedbudget.protocol.node_privacy import PrivateAggregator
 from fedbudget.protocol.privacy import multipliers
 from fedbudget.protocol.state import Phase
 from fedbudget.resources.privacy import epsilon_of, rho_of
-from support.private import DELTA, RecordedNoise, aggregator, carry_out, report
+from support.private import DELTA, aggregator, carry_out, report
 
 
 def answers(rng: np.random.Generator, nodes: int, parameters: int):  # type: ignore[no-untyped-def]
@@ -49,17 +51,21 @@ def check_run(seed: int) -> str:
     limits = {"time": float(rng.uniform(1, 20)), "privacy": epsilon}
     if rng.random() < 0.5:
         limits["bytes"] = float(rng.uniform(500, 5000))
-    noise = RecordedNoise(SeededNoise(seed))
+    payments: list[tuple[int, float]] = []
     run = aggregator(
         limits,
         nodes,
         parameters,
-        noise,
+        SeededNoise(seed),
         rounds=int(rng.integers(1, 40)) if rng.random() < 0.3 else None,
     )
-    rounds = carry_out(run, answers(rng, nodes, parameters))
+    rounds = carry_out(
+        run,
+        answers(rng, nodes, parameters),
+        lambda number, rho: payments.append((number, rho)),
+    )
     known = [each.private for each in rounds if each.private is not None]
-    assert noise.paid == [each.rho for each in known]
+    assert payments == [(i, each.rho) for i, each in enumerate(known, 1)]
     told = sum(multipliers(each).rho for each in known)
     spent = run.ledger.budget.totals(run.ledger.spent)
     assert spent["privacy"] == pytest.approx(epsilon_of(told, DELTA), rel=1e-9)
@@ -160,12 +166,13 @@ def test_a_budget_without_room_for_a_round_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0])
 def test_membership_cannot_be_told_better_than_epsilon_allows(epsilon: float) -> None:
-    """The strongest attack: of all other nodes everything is known, and the one's updates are as long as they may be.
+    """The strongest attack: of all other nodes everything is known, and the one's updates
+    are as long as they may be.
 
-    What a run makes known is looked at in the best way that there is, by likelihood. Of a thousand runs with the node
-    and a thousand without, no threshold may tell them apart better than (ε, δ) allows, but for chance; and the best is
-    as good as it should be with as much noise as was paid for.
-    """
+    What a run makes known is looked at in the best way that there is, by likelihood. Of a
+    thousand runs with the node and a thousand without, no threshold may tell them apart
+    better than (ε, δ) allows, but for chance; and the best is as good as it should be with
+    as much noise as was paid for."""
     runs, nodes, parameters = 1000, 20, 4
 
     def evidence(seed: int, there: bool) -> float:

@@ -1,4 +1,6 @@
-"""Published update rules: worked out by hand, by the formulas as they were published, and by Flower's own programs."""
+"""Published update rules: worked out by hand, by the formulas as they were published, and
+by Flower's own programs.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,7 +44,9 @@ NextV = Callable[[float, float, float], float]
 
 
 def updates(seed: int) -> Float32:
-    """What the mean is off by in each of some rounds, of parameters that move by little and by much."""
+    """What the mean is off by in each of some rounds, of parameters that move by little and
+    by much.
+    """
     rng = np.random.default_rng(seed)
     return (rng.normal(0.3, 1.0, (12, 4)) * [0.01, 0.1, 1.0, 10.0]).astype(np.float32)
 
@@ -76,7 +80,8 @@ class TestByHand:
         )
 
     def test_fedyogi(self) -> None:
-        # m = 4, v = 1 + 0.25 * 64 = 17; then m = 2 + 1 = 3, v = 17 - 0.25 * 4 = 16, and so a step of 3/5.
+        # m = 4, v = 1 + 0.25 * 64 = 17; then m = 2 + 1 = 3, v = 17 - 0.25 * 4 = 16, and so
+        # a step of 3/5.
         step = 4 / (math.sqrt(17) + 1)
         assert one_parameter(FedYogi(1.0, 0.5, 0.75, 1.0), 8, 2) == pytest.approx(
             [step, step + 3 / 5]
@@ -95,7 +100,9 @@ class TestByHand:
 def algorithm_2(
     deltas: Float32, eta: float, beta1: float, beta2: float, tau: float, next_v: NextV
 ) -> Float64:
-    """Of Reddi et al., line by line and number by number, with v₋₁ the least that it may be."""
+    """Of Reddi et al., line by line and number by number, with v₋₁ the least that it may
+    be.
+    """
     x, m, v = ([value] * deltas.shape[1] for value in (0.0, 0.0, tau**2))
     visited = []
     for row in deltas.tolist():
@@ -165,7 +172,8 @@ class TestAgainstFlower:
                 lambda *_, mean=mean: (mean, MetricRecord()),
             )
             if isinstance(strategy, flower.FedAdam):
-                # It corrects a bias as Kingma and Ba do, which the published algorithm does not.
+                # It corrects a bias as Kingma and Ba do, which the published algorithm does
+                # not.
                 unbiased = math.sqrt(1 - 0.99 ** (number + 1)) / (1 - 0.9 ** (number + 1))
                 strategy.eta = 0.3 / unbiased
             if isinstance(strategy, flower.FedAdam | flower.FedYogi):
@@ -205,7 +213,9 @@ class TestAgainstFlower:
 def scaffold(
     nodes: Sequence[LocalGradient], x: Float64, *, steps: int, eta: float, rounds: int
 ) -> list[Float64]:
-    """Karimireddy et al., Algorithm 1 with option II, all clients in every round and a global step of 1."""
+    """Karimireddy et al., Algorithm 1 with option II, all clients in every round and a
+    global step of 1.
+    """
     c, own, visited = np.zeros_like(x), [np.zeros_like(x) for _ in nodes], [x]
     for _ in range(rounds):
         ends, fresh = [], []
@@ -257,7 +267,9 @@ def test_drift_correction_with_fixed_steps_is_scaffold(name: str) -> None:
 def fedprox(
     nodes: Sequence[LocalGradient], w: Float64, *, steps: int, eta: float, mu: float
 ) -> Float64:
-    """Li et al., Algorithm 2 with gradient descent as the solver of h_k(w; w_t) = F_k(w) + μ/2 ‖w - w_t‖²."""
+    """Li et al., Algorithm 2 with gradient descent as the solver of h_k(w; w_t) = F_k(w) +
+    μ/2 ‖w - w_t‖².
+    """
     ends = []
     for gradient in nodes:
         own = w.copy()
@@ -285,7 +297,9 @@ class TestFedProx:
         )
 
     def test_many_updates_reach_the_proximal_point(self) -> None:
-        """Of a quadratic loss the least of F_i + μ/2 ‖w - w(t₀)‖² is known: (A + μI)⁻¹ (b + μ w(t₀))."""
+        """Of a quadratic loss the least of F_i + μ/2 ‖w - w(t₀)‖² is known: (A + μI)⁻¹ (b +
+        μ w(t₀)).
+        """
         case, mu = problem("linear", 4), 0.3
         w, everything = case.start(4), np.arange(len(case.x))
         rounds = converse(
@@ -344,7 +358,9 @@ def fednova(
     steps: Sequence[int],
     eta: float,
 ) -> Float64:
-    """Wang et al., equations (6) to (8), with a_i all ones: x - τ_eff Σ p_i η d_i, and τ_eff = Σ p_i τ_i."""
+    """Wang et al., equations (6) to (8), with a_i all ones: x - τ_eff Σ p_i η d_i, and
+    τ_eff = Σ p_i τ_i.
+    """
     shares = np.array(sizes) / sum(sizes)
     directions = []
     for gradient, tau in zip(nodes, steps, strict=True):
@@ -448,7 +464,9 @@ class TestFedNova:
         assert broadcast.tau == broadcast.work.most == 20
 
     def test_real_nodes_are_refused(self) -> None:
-        with pytest.raises(UserError, match="workload by-data works only with simulated nodes"):
+        with pytest.raises(
+            UserError, match="workload by-data works only with simulated nodes"
+        ):
             fedbudget.train(
                 dataset="digits",
                 model="svm",

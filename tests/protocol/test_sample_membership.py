@@ -1,4 +1,6 @@
-"""An attack: was this sample there? Nobody who sees all that a node sends can tell better than is promised."""
+"""An attack: was this sample there? Nobody who sees all that a node sends can tell better
+than is promised.
+"""
 
 import math
 from statistics import NormalDist
@@ -29,7 +31,9 @@ def table(*, there: bool) -> Table:
 
 
 def evidence(*, there: bool) -> float:
-    """What speaks for the sample, by the best test there is: along its own gradient, each release by its noise."""
+    """What speaks for the sample, by the best test there is: along its own gradient, each
+    release by its noise.
+    """
     run = sample_aggregator({"time": 2.0, "privacy": EPSILON}, nodes=1, parameters=3, tau=1)
     fleet = Fleet(
         LinearRegression(3),

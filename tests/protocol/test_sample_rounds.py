@@ -1,4 +1,6 @@
-"""Runs that protect single samples: never more than the budget, by whichever limit they end, also after a kill."""
+"""Runs that protect single samples: never more than the budget, by whichever limit they
+end, also after a kill.
+"""
 
 import math
 
@@ -8,7 +10,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from fedbudget.budget.step_size import FixedStep
-from fedbudget.engines.noise import SeededNoise
+from fedbudget.engines.engine import Pay, no_payment
 from fedbudget.protocol.messages import Broadcast, Private, Report
 from fedbudget.protocol.node_privacy import MOST_UPDATES
 from fedbudget.protocol.privacy import multipliers
@@ -22,7 +24,8 @@ from fedbudget.protocol.sample_privacy import (
 )
 from fedbudget.protocol.state import Phase
 from fedbudget.resources.privacy import epsilon_of, rho_of
-from support.private import DELTA, RecordedNoise, sample_aggregator
+from support.private import DELTA, sample_aggregator
+from support.private import carry_out as run_rounds
 from support.problems import costs
 
 
@@ -41,14 +44,10 @@ def answer(
     return Report(broadcast.round, numbers, sizes, nothing, nothing, **report)
 
 
-def carry_out(run: SampleAggregator, samples: int, nodes: int = 5) -> list[Broadcast]:
-    heard = [run.start()]
-    while isinstance(
-        coming := run.receive(answer(heard[-1], samples, nodes), run.ledger.costs),
-        Broadcast,
-    ):
-        heard.append(coming)
-    return heard
+def carry_out(
+    run: SampleAggregator, samples: int, nodes: int = 5, pay: Pay = no_payment
+) -> list[Broadcast]:
+    return run_rounds(run, lambda sent: answer(sent, samples, nodes), pay)
 
 
 def paid(rounds: list[Broadcast]) -> list[float]:
@@ -68,10 +67,15 @@ def test_random_budgets_are_kept(seed: int) -> None:
         limits["bytes"] = float(rng.uniform(500, 5000))
     rounds = int(rng.integers(1, 30)) if rng.random() < 0.3 else None
     tau = int(rng.integers(1, 20)) if rng.random() < 0.3 else None
-    noise = RecordedNoise(SeededNoise(seed))
-    run = sample_aggregator(limits, nodes, parameters, noise, rounds, tau)
-    heard = carry_out(run, nodes * int(rng.integers(1, 2000)), nodes)
-    assert noise.paid == paid(heard)
+    payments: list[tuple[int, float]] = []
+    run = sample_aggregator(limits, nodes, parameters, rounds=rounds, tau=tau)
+    heard = carry_out(
+        run,
+        nodes * int(rng.integers(1, 2000)),
+        nodes,
+        lambda number, rho: payments.append((number, rho)),
+    )
+    assert payments == list(enumerate(paid(heard), 1))
     spent = run.ledger.budget.totals(run.ledger.spent)
     assert spent["privacy"] == pytest.approx(epsilon_of(sum(paid(heard)), DELTA), rel=1e-6)
     assert all(spent[name] <= limit * (1 + 1e-12) for name, limit in limits.items())
@@ -82,7 +86,9 @@ def test_random_budgets_are_kept(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_epsilon_is_the_librarys_for_every_update(seed: int) -> None:
-    """Of whole shards every update of a round is a Gaussian mechanism on each sample: dp-accounting composes them."""
+    """Of whole shards every update of a round is a Gaussian mechanism on each sample:
+    dp-accounting composes them.
+    """
     rng = np.random.default_rng([seed, 27])
     run = sample_aggregator(
         {"time": float(rng.uniform(2, 15)), "privacy": float(rng.uniform(0.5, 8))}
@@ -228,7 +234,9 @@ def test_rounds_that_are_given_share_the_privacy() -> None:
 
 
 def test_after_many_rounds_no_time_is_left_over() -> None:
-    """Of the updates that are wanted 70 fit into 0.91 s, in two rounds of 35; one of 50 would leave 0.31 s."""
+    """Of the updates that are wanted 70 fit into 0.91 s, in two rounds of 35; one of 50
+    would leave 0.31 s.
+    """
     run = sample_aggregator({"time": 0.91, "privacy": 4.0})
     rule, progress = (
         run.method.private,

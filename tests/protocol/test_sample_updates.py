@@ -1,4 +1,6 @@
-"""What nodes do where single samples are protected: how often one is used, how much noise, and what leaves the node."""
+"""What nodes do where single samples are protected: how often one is used, how much noise,
+and what leaves the node.
+"""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -71,7 +73,9 @@ def broadcast_of(
 def test_a_sample_is_used_once_in_an_epoch(
     size: int, batch: int, taus: list[int], seed: int
 ) -> None:
-    """An epoch begins with every round, wherever the one before has ended; none is in a mini-batch twice."""
+    """An epoch begins with every round, wherever the one before has ended; none is in a
+    mini-batch twice.
+    """
     sampler = Sampler(np.array([size]), batch, seed)
     per_epoch = max(1, size // batch)
     for tau in taus:
@@ -99,7 +103,9 @@ def test_whole_shards_are_used_in_every_update() -> None:
 def test_no_sample_pays_more_than_the_round_says(
     tau: int, rho: float, sizes: list[int]
 ) -> None:
-    """By the noise that is really added: each update moves w by η σ C/m where noise is 1 and gradients are 0."""
+    """By the noise that is really added: each update moves w by η σ C/m where noise is 1
+    and gradients are 0.
+    """
     shards, noise, batch = shards_of(sizes), NoNoise(value=1.0), 4
     shards = replace(shards, table=Table(np.zeros_like(shards.table.x), shards.table.y))
     fleet = Fleet(

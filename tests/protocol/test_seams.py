@@ -1,7 +1,8 @@
-"""What a user may bring: a controller, a step size, an update rule and a combination rule of one's own.
+"""What a user may bring: a controller, a step size, an update rule and a combination rule
+of one's own.
 
-The classes below are the examples of the documentation: a few lines each, and nothing else in the project knows them.
-"""
+The classes below are the examples of the documentation: a few lines each, and nothing else
+in the project knows them."""
 
 import inspect
 import json
@@ -186,7 +187,9 @@ class TestStepSize:
     def test_hears_of_better_w_unless_by_chance(
         self, losses: tuple[float, float], improved: bool
     ) -> None:
-        """Of two nodes that both had 1 before; the second pair is better on average by 0.15, give or take 0.35."""
+        """Of two nodes that both had 1 before; the second pair is better on average by
+        0.15, give or take 0.35.
+        """
         aggregator = make(step_size=Listening(0.1))
         second = go_on(aggregator.receive(report(aggregator.start(), 1.0), ONE))
         aggregator.receive(
@@ -363,7 +366,9 @@ def test_a_run_with_all_of_them_resumes_from_any_checkpoint(tmp_path: Path) -> N
 
 
 class TestFieldsOfMessages:
-    """A new field is declared in messages.py, filled by the fleet, and summed or used: at most 4 files."""
+    """A new field is declared in messages.py, filled by the fleet, and summed or used: at
+    most 4 files.
+    """
 
     @pytest.mark.parametrize("field", ["rho", "beta", "gradients", "plain", "curvature"])
     def test_few_modules_know_a_field(self, field: str) -> None:

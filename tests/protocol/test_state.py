@@ -1,4 +1,6 @@
-"""An aggregator and fleets of which only the state is left between rounds go on to the same bits."""
+"""An aggregator and fleets of which only the state is left between rounds go on to the same
+bits.
+"""
 
 import pickle
 from contextlib import suppress
@@ -39,7 +41,9 @@ def halfway(new: Float32, old: Float32) -> Float32:
 
 
 def _reborn(old: Fleet, new: Fleet) -> Fleet:
-    """The new one with the old one's memory, as another process would have it; as it is before the first round."""
+    """The new one with the old one's memory, as another process would have it; as it is
+    before the first round.
+    """
     with suppress(LocalError):
         new.recall(pickle.loads(pickle.dumps(old.memory())))
     return new
@@ -136,9 +140,7 @@ class TestWhatItWasNotTakenFrom:
     def test_drift_that_is_corrected_or_not(self, correct: bool) -> None:
         aggregator = make(correct_drift=not correct)
         aggregator.start()
-        with pytest.raises(
-            UserError, match="and must resume with(out)? it"
-        ):
+        with pytest.raises(UserError, match="and must resume with(out)? it"):
             Aggregator.resume(
                 aggregator.state,
                 method=replace(METHOD, correct_drift=correct),
@@ -157,7 +159,9 @@ class TestWhatItWasNotTakenFrom:
 
 
 def test_more_may_have_been_spent_than_it_says() -> None:
-    """As where a round was broken off: what it cost is charged, and the round is made again."""
+    """As where a round was broken off: what it cost is charged, and the round is made
+    again.
+    """
     aggregator = make(20)
     go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
     state = replace(

@@ -1,4 +1,6 @@
-"""Running statistics, the last numbers of w: averaged by samples, and touched by nothing else."""
+"""Running statistics, the last numbers of w: averaged by samples, and touched by nothing
+else.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Which w is the best, and where a run goes back to it: when nothing is finite or, where η adapts, all got worse."""
+"""Which w is the best, and where a run goes back to it: when nothing is finite or, where η
+adapts, all got worse.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +19,8 @@ class TestBestW:
     def play(
         self, losses: Sequence[float], bests: Sequence[float] | None = None
     ) -> tuple[list[bool], Outcome]:
-        """The w of round k+1 is (k, -k); returns what broadcasts say of the one before them, and the outcome.
+        """The w of round k+1 is (k, -k); returns what broadcasts say of the one before
+        them, and the outcome.
 
         Without `bests`, F(w^f) is the lowest loss so far, as with whole shards.
         """
@@ -48,7 +51,8 @@ class TestBestW:
         assert outcome.w.tolist() == [0, 0]
 
     def test_is_compared_on_the_same_mini_batches(self) -> None:
-        # On the third round's samples w^f has loss 9, so that w(2) with 4 is better, although w(1) had 3.
+        # On the third round's samples w^f has loss 9, so that w(2) with 4 is better,
+        # although w(1) had 3.
         flags, outcome = self.play([5, 3, 4, 6], [5, 5, 9, 4])
         assert flags == [False, False, True, True]
         assert outcome.w.tolist() == w_of(2).tolist()
@@ -116,7 +120,9 @@ class TestRecovery:
 
 
 class TestGoingAstray:
-    """With a step size that adapts, a run goes back from losses that are far above the best."""
+    """With a step size that adapts, a run goes back from losses that are far above the
+    best.
+    """
 
     def after(self, *losses: float, best: float = 1.0) -> tuple[Aggregator, Broadcast]:
         """Losses on samples on which w^f has loss 1, after a first round with loss 1."""

@@ -1,4 +1,6 @@
-"""Dataclasses as plain values and arrays, and back: to the bit, and nothing that does not fit is taken."""
+"""Dataclasses as plain values and arrays, and back: to the bit, and nothing that does not
+fit is taken.
+"""
 
 import json
 import math

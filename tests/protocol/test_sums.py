@@ -1,4 +1,6 @@
-"""Reports that are summed where the nodes are: an aggregator that sees only sums goes the same way to the last bit."""
+"""Reports that are summed where the nodes are: an aggregator that sees only sums goes the
+same way to the last bit.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -48,7 +50,9 @@ def fleet(name: str, batch: int | None, first: int, end: int) -> Fleet:
 def rounds(
     name: str, method: str, batch: int | None, cuts: Sequence[int] | None
 ) -> list[object]:
-    """A run with costs that are simulated; with `cuts`, of parties with the nodes between them."""
+    """A run with costs that are simulated; with `cuts`, of parties with the nodes between
+    them.
+    """
     aggregator, time = new_aggregator(name, method), simulated_time()
     fleets = [fleet(name, batch, first, end) for first, end in pairwise(cuts or (0, NODES))]
     edges = [branches(first, end)[:-1] for first, end in pairwise(cuts or (0, NODES))]

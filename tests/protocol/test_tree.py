@@ -1,4 +1,6 @@
-"""Sums along the tree of nodes: as written out by hand, and the same bits whoever sums which nodes."""
+"""Sums along the tree of nodes: as written out by hand, and the same bits whoever sums
+which nodes.
+"""
 
 from itertools import pairwise
 from typing import Any
@@ -26,7 +28,9 @@ def level_by_level(numbers: Int64, values: Float64) -> Float64:
 
 
 def some_nodes(seed: int, count: int) -> tuple[Int64, Float64, Float64]:
-    """Numbers with gaps, weights, and values of very different sizes, so that every other order shows."""
+    """Numbers with gaps, weights, and values of very different sizes, so that every other
+    order shows.
+    """
     rng = np.random.default_rng(seed)
     numbers = np.sort(rng.choice(3 * count, count, replace=False))
     values = rng.normal(size=(count, 4)) * 10.0 ** rng.integers(-8, 9, (count, 4))
@@ -34,7 +38,8 @@ def some_nodes(seed: int, count: int) -> tuple[Int64, Float64, Float64]:
 
 
 def test_three_nodes_by_hand() -> None:
-    # (1e16 + 1) is 1e16 in float64, and so the 1 is lost; -1e16 + 1 would come first if nodes 1 and 2 were a pair.
+    # (1e16 + 1) is 1e16 in float64, and so the 1 is lost; -1e16 + 1 would come first if
+    # nodes 1 and 2 were a pair.
     column = np.array([[1e16], [1.0], [-1e16]])
     assert add_up(np.array([0, 1, 2]), np.ones(3), column) == 0
     assert add_up(np.array([1, 2, 3]), np.ones(3), column) == 0

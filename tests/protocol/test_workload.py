@@ -1,4 +1,6 @@
-"""Nodes that make different numbers of local updates: who makes how many, and that w is none the worse for it."""
+"""Nodes that make different numbers of local updates: who makes how many, and that w is
+none the worse for it.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -252,7 +254,9 @@ class TestAgainstASecondImplementation:
 
 
 class TestWhereItComesToRest:
-    """Nodes with data of their own kinds, of which the fast ones make up to eight times the updates."""
+    """Nodes with data of their own kinds, of which the fast ones make up to eight times the
+    updates.
+    """
 
     TIMES = np.array([1.0, 0.125, 0.5, 1.0])
 

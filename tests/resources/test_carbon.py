@@ -1,4 +1,6 @@
-"""Energy as codecarbon estimates it: never less than before, without jumps, right in the end."""
+"""Energy as codecarbon estimates it: never less than before, without jumps, right in the
+end.
+"""
 
 import os
 import subprocess
@@ -126,7 +128,7 @@ def test_one_that_does_not_look_any_more_is_an_error_and_not_zero() -> None:
     assert meter.read() == 0
     clock.now += 1
     with pytest.raises(
-        MeterError, match=r"codecarbon has not looked at this machine's power for 11 s"
+        MeterError, match=r"codecarbon has not sampled this machine's power for 11 s"
     ):
         meter.read()
 

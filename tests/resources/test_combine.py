@@ -43,7 +43,9 @@ def test_total_adds_the_aggregators_own() -> None:
 
 
 def test_total_counts_the_aggregators_process_once() -> None:
-    """A node in that process has its updates counted, and its whole round is in the aggregator's reading."""
+    """A node in that process has its updates counted, and its whole round is in the
+    aggregator's reading.
+    """
     assert total("x", nodes(*PAIR, here=0), 10.0) == CombinedReading(4.0, 15.0, nodes=4)
 
 

@@ -3,7 +3,7 @@
 import math
 
 from fedbudget.resources import RESOURCES
-from fedbudget.resources.counters import Clock, ResourceCounters, Snapshot
+from fedbudget.resources.counters import FunctionReader, ResourceCounters, Snapshot
 from fedbudget.resources.resource import MeterError, Reading
 
 
@@ -31,12 +31,12 @@ def test_resources_without_a_counter_are_not_read() -> None:
 
 def test_given_readers_replace_those_of_resources() -> None:
     resources = [RESOURCES["time"], RESOURCES["cpu"]]
-    counters = ResourceCounters.of(resources, {"time": Clock(lambda: 5.0), "cpu": None})
+    counters = ResourceCounters.of(resources, {"time": FunctionReader(lambda: 5.0), "cpu": None})
     assert counters.read() == Snapshot({"time": 5.0})
 
 
 def test_readings_are_per_update_and_of_the_round() -> None:
-    counters = ResourceCounters({"x": Clock(lambda: 0.0, host="a")})
+    counters = ResourceCounters({"x": FunctionReader(lambda: 0.0, host="a")})
     assert counters.readings(Snapshot({"x": 6.0}), Snapshot({"x": 7.0}), 3) == {
         "x": Reading(2.0, 7.0, "a")
     }
@@ -46,7 +46,7 @@ def test_failing_counter_says_nothing_which_is_not_zero() -> None:
     def fail() -> float:
         raise MeterError("no such file")
 
-    counters = ResourceCounters({"x": Clock(fail), "y": Clock(lambda: 1.0)})
+    counters = ResourceCounters({"x": FunctionReader(fail), "y": FunctionReader(lambda: 1.0)})
     before = counters.read()
     assert math.isnan(before["x"])
     passed = counters.read() - before

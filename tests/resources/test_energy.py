@@ -30,7 +30,8 @@ NO_BYTES = DeclaredEnergy(watts=3.0, joules_per_byte=0.0)
 
 
 def test_power_of_all_nodes_over_time_and_joules_per_byte() -> None:
-    # 4 nodes of 3 W are 12 W: 6 J for an update of half a second, 24 J for two seconds, and 2 MB at 1 µJ are 2 J.
+    # 4 nodes of 3 W are 12 W: 6 J for an update of half a second, 24 J for two seconds, and
+    # 2 MB at 1 µJ are 2 J.
     cost = DECLARED.read(NONE, TIME)
     assert (cost.step, cost.aggregation) == pytest.approx((6.0, 26.0))
 
@@ -40,7 +41,7 @@ def test_declared_figures_are_not_negative(value: float) -> None:
     for name in ("watts", "joules_per_byte"):
         with pytest.raises(
             UserError,
-            match=f"{name.replace('_', '-')} must be a number that is not negative",
+            match=f"{name.replace('_', '-')} must be a non-negative number",
         ):
             DeclaredEnergy(**{name: value})
 
@@ -102,7 +103,7 @@ class TestMeasured:
     ) -> None:
         meter = MeasuredEnergy(NO_BYTES)
         values = {"step": 4.0, "whole": 55.0, part: unknown}
-        with pytest.raises(MeterError, match="energy of a round is not known"):
+        with pytest.raises(MeterError, match="energy of a round is unknown"):
             meter.read(usage(energy=CombinedReading(**values, nodes=3)), TIME)  # type: ignore[arg-type]
         meter.read(ALL, TIME)
         assert meter.source == "measured"

@@ -25,6 +25,6 @@ def test_prices_are_not_negative(value: float) -> None:
     for name in ("price_per_hour", "price_per_gigabyte"):
         with pytest.raises(
             UserError,
-            match=f"{name.replace('_', '-')} must be a number that is not negative",
+            match=f"{name.replace('_', '-')} must be a non-negative number",
         ):
             Prices(**{name: value})

@@ -53,7 +53,8 @@ class TestCounting:
         for microjoules in (9_500_000, 500_000, 400_000, 10_000_000, 0):
             counter.write_text(str(microjoules))
             seen.append(rapl.read())
-        # 0.5; 1 more to 0.5 over the end; 9.9 more to just before it; 9.6 more to the end, which is the start.
+        # 0.5; 1 more to 0.5 over the end; 9.9 more to just before it; 9.6 more to the end,
+        # which is the start.
         assert seen == pytest.approx([0.5, 1.5, 11.4, 21.0, 21.0])
 
     def test_packages_add_up_and_each_starts_again_by_itself(self, tmp_path: Path) -> None:
@@ -107,15 +108,17 @@ class TestFailures:
         counter = zone(tmp_path, "intel-rapl:0", "package-0", 0)
         rapl = found(tmp_path)
         counter.write_text(text, "latin-1")
-        with pytest.raises(MeterError, match="no number of microjoules"):
+        with pytest.raises(MeterError, match="not a number of microjoules"):
             rapl.read()
-        assert "no number of microjoules" in refused(tmp_path)
+        assert "not a number of microjoules" in refused(tmp_path)
 
     def test_more_than_a_counter_counts_to_is_an_error(self, tmp_path: Path) -> None:
         counter = zone(tmp_path, "intel-rapl:0", "package-0", 0, limit=1000)
         rapl = found(tmp_path)
         counter.write_text("1001")
-        with pytest.raises(MeterError, match="says 1001, more than the 1000"):
+        with pytest.raises(
+            MeterError, match="contains 1001, more than its maximum of 1000"
+        ):
             rapl.read()
 
     def test_a_counter_may_be_gone_from_the_start(self, tmp_path: Path) -> None:

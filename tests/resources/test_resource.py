@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from fedbudget.resources.resource import CombinedReading, Cost, Counted, MeterError
+from fedbudget.resources.resource import CombinedReading, Cost, CounterMeter, MeterError
 from support.usage import usage
 
-CLOCK = Counted("time", "the time")
+CLOCK = CounterMeter("time", "the time")
 
 
 def test_round_is_split_into_updates_and_the_rest() -> None:
@@ -26,10 +26,10 @@ def test_rounding_that_turns_a_clock_back_is_no_error() -> None:
 @pytest.mark.parametrize("part", ["step", "whole"])
 def test_unknown_readings_are_errors(part: str, unknown: float) -> None:
     values = {"step": 0.5, "whole": 7.0, part: unknown}
-    with pytest.raises(MeterError, match=f"the time of a round is not known.*{unknown}"):
+    with pytest.raises(MeterError, match=f"the time of a round is unknown.*{unknown}"):
         CLOCK.read(usage(CombinedReading(**values, nodes=4)))  # type: ignore[arg-type]
 
 
 def test_missing_reading_is_an_error() -> None:
-    with pytest.raises(MeterError, match="the time of a round is not known: None"):
+    with pytest.raises(MeterError, match="the time of a round is unknown: no counter"):
         CLOCK.read(usage(time=None))

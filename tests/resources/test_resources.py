@@ -1,4 +1,6 @@
-"""The list of resources: one of one's own needs no other file, from the budget to the record and over a network."""
+"""The list of resources: one of one's own needs no other file, from the budget to the
+record and over a network.
+"""
 
 import ast
 import asyncio
@@ -20,10 +22,10 @@ from fedbudget.launch.inputs import from_dataset
 from fedbudget.launch.serve import serving
 from fedbudget.launch.simulate import simulate
 from fedbudget.resources import RESOURCES, register, round_usage
-from fedbudget.resources.counters import Clock, Snapshot
+from fedbudget.resources.counters import FunctionReader, Snapshot
 from fedbudget.resources.resource import (
     CombinedReading,
-    Counted,
+    CounterMeter,
     Meter,
     Metering,
     NodeCosts,
@@ -41,17 +43,19 @@ SOURCES = Path(fedbudget.__file__).parent
 
 
 class NodeTime(Resource):
-    """Milliseconds that all nodes and the aggregator are at work; counted like time, but added up."""
+    """Milliseconds that all nodes and the aggregator are at work; counted like time, but
+    added up.
+    """
 
     name = "nodetime"
     unit = "ms"
     units: ClassVar[Mapping[str, float]] = {"ms": 1.0, "s": 1000.0}
 
     def reader(self) -> Reader:
-        return Clock(lambda: 1000 * time.perf_counter())
+        return FunctionReader(lambda: 1000 * time.perf_counter())
 
     def meter(self, metering: Metering) -> Meter:
-        return Counted(self.name, "the node time")
+        return CounterMeter(self.name, "the node time")
 
 
 @pytest.fixture
@@ -131,7 +135,7 @@ def test_own_resource_ends_a_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mistake"), [("time", "already"), ("two words", "letters only")]
+    ("name", "mistake"), [("time", "already"), ("two words", "letters")]
 )
 def test_names_are_of_letters_and_once(name: str, mistake: str) -> None:
     named = type("Named", (NodeTime,), {"name": name})

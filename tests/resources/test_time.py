@@ -1,4 +1,6 @@
-"""The paper's simulated time: its appendix's figures once more, and what is drawn from them."""
+"""The paper's simulated time: its appendix's figures once more, and what is drawn from
+them.
+"""
 
 import json
 import math
@@ -92,7 +94,9 @@ def test_a_draw_is_never_zero_or_negative() -> None:
 
 
 def test_a_round_costs_the_mean_of_as_many_draws_as_updates_and_one_aggregation() -> None:
-    """Two streams of draws next to each other have σ/√τ for the updates and σ for the aggregation."""
+    """Two streams of draws next to each other have σ/√τ for the updates and σ for the
+    aggregation.
+    """
     meter = SimulatedTime(DGD[3], np.random.default_rng(5))
     costs = [meter.read(usage(updates=25)) for _ in range(DRAWS)]
     steps = np.array([cost.step for cost in costs])
@@ -131,5 +135,5 @@ def test_draws_go_on_from_a_state_that_went_through_json() -> None:
     [{}, {"bit_generator": "MT19937"}, {"bit_generator": "PCG64", "state": {"state": "x"}}],
 )
 def test_a_state_that_is_none_is_refused(state: dict[str, object]) -> None:
-    with pytest.raises(UserError, match="the state of the simulated time is not one"):
+    with pytest.raises(UserError, match="the state of the simulated time is invalid"):
         SimulatedTime(SGD, np.random.default_rng(3)).restore(state)

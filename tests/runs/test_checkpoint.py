@@ -1,4 +1,6 @@
-"""Checkpoints: a run goes on from any of them to the same bits, and nothing that is not one is taken for one."""
+"""Checkpoints: a run goes on from any of them to the same bits, and nothing that is not one
+is taken for one.
+"""
 
 import json
 import math
@@ -294,7 +296,9 @@ class TestDamage:
 
 
 class TestNothingIsTrusted:
-    """Files with a right checksum, made by someone who knows how, with something in them that cannot be."""
+    """Files with a right checksum, made by someone who knows how, with something in them
+    that cannot be.
+    """
 
     def load(self, folder: Path, tensors: dict[str, Any], text: str) -> None:
         (folder / CHECKPOINT).write_bytes(

@@ -1,4 +1,6 @@
-"""Checkpoints by a thread of their own: in order, never taken back, never far behind, never silent about trouble."""
+"""Checkpoints by a thread of their own: in order, never taken back, never far behind, never
+silent about trouble.
+"""
 
 import errno
 import threading
@@ -54,7 +56,7 @@ def record(number: int) -> RoundRecord:
 
 def state(after: int) -> AggregatorState[Any, Any]:
     return replace(
-        STATE, round=after + 1, ledger=STATE.ledger.charge_besides(np.array([float(after)]))
+        STATE, round=after + 1, ledger=STATE.ledger.charge_extra(np.array([float(after)]))
     )
 
 
@@ -136,7 +138,9 @@ def test_what_a_slow_disk_has_no_time_for_is_written_together(
 def test_quick_rounds_share_a_checkpoint_before_any_of_them_has_to_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a checkpoint the next is put off, here for ever, but not until a run is as far ahead as it may be."""
+    """After a checkpoint the next is put off, here for ever, but not until a run is as far
+    ahead as it may be.
+    """
     monkeypatch.setattr(checkpoint, "_REST", 1e6)
     disk, appended = Disk(monkeypatch), list[int]()
     saver = CheckpointWriter(
@@ -184,7 +188,7 @@ def test_what_was_spent_since_the_last_round_is_saved_with_its_record(
     saver.save(state(1), {}, record(1))
     saver.flush()
     saver.save(
-        replace(state(1), ledger=STATE.ledger.charge_besides(np.array([7.5]))), {}, None
+        replace(state(1), ledger=STATE.ledger.charge_extra(np.array([7.5]))), {}, None
     )
     saver.flush()
     assert rounds_of(tmp_path) == (1, [1])

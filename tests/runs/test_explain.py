@@ -1,4 +1,6 @@
-"""Why a round had its τ: G once more, written plainly from eq. (18), agrees with every choice of real runs."""
+"""Why a round had its τ: G once more, written plainly from eq. (18), agrees with every
+choice of real runs.
+"""
 
 import math
 from dataclasses import replace
@@ -95,7 +97,9 @@ def test_the_smallest_plain_g_is_the_tau_of_every_adaptive_round(
 
 
 def run_that_the_budget_cut_short() -> tuple[Run, Result, RoundRecord]:
-    """A run in which the last τ is what was left of the budget; costs are random, so some seeds have none."""
+    """A run in which the last τ is what was left of the budget; costs are random, so some
+    seeds have none.
+    """
     for seed in range(50):
         run, result = run_of(budget=("time=6s",), seed=seed)
         if run.rounds[-2].reason == Reason.BUDGET:
@@ -157,7 +161,9 @@ def test_a_round_that_was_not_made_is_refused_with_those_that_were(number: int) 
 
 @pytest.mark.parametrize("reason", ["warm-up", "minimum of the regret", ""])
 def test_an_unknown_reason_is_kept(reason: str) -> None:
-    """A controller of a user's own has reasons of its own, which the rounds after it do not trip over either."""
+    """A controller of a user's own has reasons of its own, which the rounds after it do not
+    trip over either.
+    """
     run, _ = run_of(budget=("time=4s",))
     own = replace(
         run,

@@ -1,4 +1,6 @@
-"""A run's folder: what is written can be read, what is there already stays, and nothing is ever half written."""
+"""A run's folder: what is written can be read, what is there already stays, and nothing is
+ever half written.
+"""
 
 import json
 from dataclasses import replace
@@ -185,7 +187,9 @@ class TestRunWriter:
 
 
 class TestGoingOn:
-    """A run that was broken off goes on from its checkpoint, of which only the record matters here."""
+    """A run that was broken off goes on from its checkpoint, of which only the record
+    matters here.
+    """
 
     def broken_off(self, path: Path, *numbers: int, rest: str = "") -> Path:
         writer = RunWriter(path, SETTINGS.to_toml())

@@ -84,7 +84,8 @@ def test_of_very_many_nodes_those_are_listed_that_are_away_or_have_missed_most(
     found = read(tmp_path)
     assert found is not None
     assert (len(found["nodes"]), found["nodes"][0]["name"]) == (MAX_LISTED, "gone")
-    # Of 599 nodes, six rounds were missed by 85, five by 85 more, and then four by those that fill the list.
+    # Of 599 nodes, six rounds were missed by 85, five by 85 more, and then four by those
+    # that fill the list.
     assert Counter(node["missed"] for node in found["nodes"][1:]) == {
         6: 85,
         5: 85,

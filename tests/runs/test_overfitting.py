@@ -13,7 +13,9 @@ from support.made_runs import record
 def run(
     test: Callable[[float], float], train: Callable[[float], float], noise: float, seed: int
 ) -> list[RoundRecord]:
-    """200 rounds, of which every fourth is tested; losses are functions of the share that is over."""
+    """200 rounds, of which every fourth is tested; losses are functions of the share that
+    is over.
+    """
     rng = np.random.default_rng(seed)
 
     def noisy(value: float) -> float:

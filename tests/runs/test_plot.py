@@ -1,4 +1,6 @@
-"""The picture of a run: a PNG for every kind of run, and another one when something else happened."""
+"""The picture of a run: a PNG for every kind of run, and another one when something else
+happened.
+"""
 
 import io
 import struct

@@ -1,4 +1,6 @@
-"""A cut of power at every write: what was forced to the disk is there, and a run goes on from it without a hole."""
+"""A cut of power at every write: what was forced to the disk is there, and a run goes on
+from it without a hole.
+"""
 
 import os
 import shutil
@@ -17,7 +19,9 @@ from runs.test_checkpoint_writer import START, record, state
 
 
 class Cuts:
-    """After every write, what would be there had the power been cut then: records only as far as they were forced."""
+    """After every write, what would be there had the power been cut then: records only as
+    far as they were forced.
+    """
 
     def __init__(self, run: Path, cuts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run, self.cuts, self.count = run, cuts, 0
@@ -61,7 +65,9 @@ class Cuts:
 def test_at_every_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float
 ) -> None:
-    """Over a network, where records wait for checkpoints, and in one process, where they do not."""
+    """Over a network, where records wait for checkpoints, and in one process, where they do
+    not.
+    """
     cuts = Cuts(tmp_path / "run", tmp_path / "cuts", monkeypatch)
     writer = RunWriter(tmp_path / "run", Settings().to_toml())
     append = writer.append if not interval else lambda record: None
@@ -90,7 +96,9 @@ def test_at_every_write(
 
 
 def test_it_would_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without forcing records to the disk before a checkpoint lets go of them, there is a hole."""
+    """Without forcing records to the disk before a checkpoint lets go of them, there is a
+    hole.
+    """
     monkeypatch.setattr(RunWriter, "sync", lambda self: None)
     with pytest.raises(UserError, match=r"records of .* are missing"):
         test_at_every_write(tmp_path, monkeypatch, 0.0)

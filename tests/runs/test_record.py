@@ -1,4 +1,6 @@
-"""A line of rounds.jsonl: plain JSON that reads back to the same record, whatever the numbers."""
+"""A line of rounds.jsonl: plain JSON that reads back to the same record, whatever the
+numbers.
+"""
 
 import json
 import math
@@ -51,7 +53,7 @@ records = st.builds(
 )
 
 COSTS = Costs(np.array([0.01, 0.0]), np.array([0.1, 5000.0]))
-LEDGER = Ledger.open(Budget.parse(["time=15s", "bytes=1MB"]), COSTS).charge_besides(
+LEDGER = Ledger.open(Budget.parse(["time=15s", "bytes=1MB"]), COSTS).charge_extra(
     np.array([3.5, 60_000.0])
 )
 ROUND = Round(
@@ -153,7 +155,9 @@ def test_without_estimates_there_are_none_in_the_record() -> None:
 def test_average_tau_per_round_and_per_update(
     taus: list[int], average: float, weighted: float
 ) -> None:
-    """The mean over rounds for people; for the paper's figures the mean over local updates, each with its round's τ."""
+    """The mean over rounds for people; for the paper's figures the mean over local updates,
+    each with its round's τ.
+    """
     assert average_tau(taus) == pytest.approx(average)
     assert update_weighted_tau(taus) == pytest.approx(weighted)
     by_update = [tau for tau in taus for _ in range(tau)]

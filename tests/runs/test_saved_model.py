@@ -1,4 +1,6 @@
-"""model.safetensors: what was trained comes back whole, other programs read it, and files of before are read still."""
+"""model.safetensors: what was trained comes back whole, other programs read it, and files
+of before are read still.
+"""
 
 import json
 from pathlib import Path

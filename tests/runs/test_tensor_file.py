@@ -1,4 +1,6 @@
-"""A file of tensors that is written in parts is what the safetensors package reads, and aligned."""
+"""A file of tensors that is written in parts is what the safetensors package reads, and
+aligned.
+"""
 
 import json
 from pathlib import Path

@@ -55,7 +55,7 @@ def group_of(report: Report, scale: int) -> Group:
 def opened(contents: Contents, reports: list[Report], scale: int, tallies: Any = ()) -> Any:
     tallies = tallies or [()] * len(reports)
     encoded = [
-        contents.encode(contents.summands(report, group_of(report, scale), each))
+        contents.encode(report, group_of(report, scale), each)
         for report, each in zip(reports, tallies, strict=True)
     ]
     assert {len(each) for each in encoded} == {contents.length}

@@ -1,4 +1,6 @@
-"""Gaussian noise in whole numbers: its chances are those of the formula, and its cost that of the Gaussian."""
+"""Gaussian noise in whole numbers: its chances are those of the formula, and its cost that
+of the Gaussian.
+"""
 
 import math
 
@@ -11,7 +13,9 @@ from fedbudget.secure.discrete_gaussian import discrete_gaussian
 
 @pytest.mark.parametrize("bits", [0, 1, 3])
 def test_chances_are_those_of_the_formula(bits: int) -> None:
-    """Chi-square over all numbers that come often enough, of bytes that are the same in every test."""
+    """Chi-square over all numbers that come often enough, of bytes that are the same in
+    every test.
+    """
     drawn = discrete_gaussian(300_000, bits, np.random.default_rng(bits).bytes)
     scale, numbers = 2**bits, np.arange(-12 * 2**bits, 12 * 2**bits + 1)
     chances = np.exp(-np.square(numbers / scale) / 2)
@@ -40,7 +44,9 @@ def test_two_draws_differ() -> None:
 
 @pytest.mark.parametrize(("rho", "epsilon"), [(0.005, 0.3), (0.428, 4.0), (2.0, 4.0)])
 def test_whole_numbers_cost_what_real_ones_do(rho: float, epsilon: float) -> None:
-    """δ of one such mechanism, added up over all whole numbers, against the Gaussian's; s is 2^14 here, not 2^20."""
+    """δ of one such mechanism, added up over all whole numbers, against the Gaussian's; s
+    is 2^14 here, not 2^20.
+    """
     scale = 2**14
     shift = int(math.sqrt(2 * rho) * scale)
     numbers = np.arange(-12 * scale, 12 * scale + shift, dtype=np.float64)

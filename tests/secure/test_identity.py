@@ -58,7 +58,9 @@ def test_a_forged_key_is_refused() -> None:
 
 
 def test_a_swapped_key_is_refused() -> None:
-    """An aggregator that has a key of its own for a node: it would have to be there before the node was."""
+    """An aggregator that has a key of its own for a node: it would have to be there before
+    the node was.
+    """
     trust = Trust()
     trust.admit(RUN, signed_key(KeyIdentity(), RUN, "node-1", PUBLIC, 1))
     refused(trust, signed_key(KeyIdentity(), RUN, "node-1", OTHER, 2), "another identity")
@@ -79,9 +81,11 @@ def test_known_identities_are_the_only_ones() -> None:
     refused(
         Trust(known=trust.known),
         signed_key(stranger, RUN, "node-1", PUBLIC, 1),
-        "not the one that is known",
+        "does not match the known one",
     )
-    refused(trust, signed_key(known, RUN, "node-2", PUBLIC, 1), "not the one that is known")
+    refused(
+        trust, signed_key(known, RUN, "node-2", PUBLIC, 1), "does not match the known one"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +122,7 @@ def test_a_certificate_of_another_ca_or_name_is_refused(folder: Path) -> None:
     refused(
         trust,
         signed_key(certified(folder, "theirs", "node-1"), RUN, "node-1", PUBLIC, 1),
-        "not of a CA",
+        "not from a trusted CA",
     )
     refused(
         trust,

@@ -1,4 +1,6 @@
-"""Masked sums in one process: nodes that drop out in every phase, and what must never be opened."""
+"""Masked sums in one process: nodes that drop out in every phase, and what must never be
+opened.
+"""
 
 from typing import Any
 
@@ -84,7 +86,9 @@ def test_rounds_follow_each_other_with_the_same_keys() -> None:
 
 
 def test_what_was_opened_in_a_round_opens_no_other() -> None:
-    """The seeds of one whose vector never came become known for that attempt. They are those of no other."""
+    """The seeds of one whose vector never came become known for that attempt. They are
+    those of no other.
+    """
     members = members_of(4)
     seeds = []
     for attempt in (1, 2):
@@ -105,7 +109,9 @@ def test_what_was_opened_in_a_round_opens_no_other() -> None:
 
 
 def test_all_that_is_received_looks_like_chance() -> None:
-    """Chi-square over bytes, of vectors that are all alike; and the same vector masked twice has nothing in common."""
+    """Chi-square over bytes, of vectors that are all alike; and the same vector masked
+    twice has nothing in common.
+    """
     members = members_of(5)
     vectors = {name: np.full(20_000, 12345, np.uint64) for name in members}
     seen: list[bytes] = []
@@ -127,7 +133,9 @@ def test_all_that_is_received_looks_like_chance() -> None:
 
 
 def opened_so_far(summed: MaskedSum) -> tuple[set[str], set[str]]:
-    """Whose own seed, and whose key to seeds with others, an aggregator could put together from all that it got."""
+    """Whose own seed, and whose key to seeds with others, an aggregator could put together
+    from all that it got.
+    """
 
     def known(kind: str) -> set[str]:
         counts = dict.fromkeys(summed.circle, 0)
@@ -142,7 +150,9 @@ def opened_so_far(summed: MaskedSum) -> tuple[set[str], set[str]]:
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_nobodys_own_seed_and_pairs_are_both_opened(data: st.DataObject) -> None:
-    """Also where the aggregator tells every node other survivors, as it likes: more than half of a group are needed."""
+    """Also where the aggregator tells every node other survivors, as it likes: more than
+    half of a group are needed.
+    """
     members = members_of(data.draw(st.integers(3, 8)))
     summed = begun(members, 1, 3, share=0.5)
     keys = {name: member.signed_key for name, member in members.items()}
@@ -165,7 +175,9 @@ def test_nobodys_own_seed_and_pairs_are_both_opened(data: st.DataObject) -> None
 
 
 def test_shares_are_read_by_nobody_else() -> None:
-    """A share that was sealed for one neighbour is opened by no other, and not in another direction."""
+    """A share that was sealed for one neighbour is opened by no other, and not in another
+    direction.
+    """
     members = members_of(3)
     summed = begun(members, 1, 3)
     keys = {name: member.signed_key for name, member in members.items()}
@@ -202,7 +214,7 @@ def group_of(members: Any, **other: Any) -> Group:
         "threshold": len(names),
         "weights": (1,),
     }
-    known |= {"scale": 0, "places": 0, "room": 8, "tally": None, "keys": keys}
+    known |= {"scale": 0, "slots": 0, "headroom": 8, "tally": None, "keys": keys}
     return Group(**{**known, **other})
 
 
@@ -210,13 +222,13 @@ def group_of(members: Any, **other: Any) -> Group:
     ("other", "reason"),
     [
         ({"names": ("node-0", "node-1"), "threshold": 2}, "fewer than 3"),
-        ({"threshold": 2}, "could open it"),
-        ({"threshold": 9}, "could open it"),
-        ({"names": ("node-1", "node-2", "node-3")}, "not in"),
-        ({"names": ("node-0", "node-1", "node-1", "node-2")}, "twice"),
+        ({"threshold": 2}, "requires at least"),
+        ({"threshold": 9}, "requires at least"),
+        ({"names": ("node-1", "node-2", "node-3")}, "without this node"),
+        ({"names": ("node-0", "node-1", "node-1", "node-2")}, "with a duplicate"),
         (
             {"names": ("node-0", "node-1", "node-2", "stranger")},
-            "stranger, whose key was never shown",
+            "stranger, whose key was never sent",
         ),
     ],
 )
@@ -261,12 +273,12 @@ def test_too_few_survivors_are_refused_by_nodes() -> None:
     for name, member in members.items():
         summed.receive_shares(name, member.join(group_for(summed, name, keys)))
     relay = summed.relay()["node-0"]
-    with pytest.raises(PeerError, match="are needed"):
+    with pytest.raises(PeerError, match=r"of a group .* needed"):
         members["node-0"].mask(
             Relay(1, dict(list(relay.shares.items())[:2])), np.zeros(3, np.uint64)
         )
     members["node-0"].mask(relay, np.zeros(3, np.uint64))
-    with pytest.raises(PeerError, match="are needed"):
+    with pytest.raises(PeerError, match=r"of a group .* needed"):
         members["node-0"].open(Survivors(1, ("node-0", "node-1", "node-2"), bytes(32)))
     with pytest.raises(PeerError, match="without this node"):
         members["node-0"].open(

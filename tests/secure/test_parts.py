@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from fedbudget.secure import shamir
 from fedbudget.secure.contents import (
+    coordinate_range,
     decode,
     decode_figures,
     encode,
     encode_figures,
-    largest_beside,
 )
 from fedbudget.secure.graph import needed, neighbours
 from fedbudget.secure.member import add_mask
@@ -37,7 +37,9 @@ def test_any_threshold_of_shares_give_the_secret_back(data: st.DataObject) -> No
 
 
 def test_fewer_shares_fit_any_secret() -> None:
-    """Of a polynomial through two shares and any other secret, the third share would be as likely as the real one."""
+    """Of a polynomial through two shares and any other secret, the third share would be as
+    likely as the real one.
+    """
     first, second, _ = shamir.split(bytes(16), 3, 3)
     values = {1: int.from_bytes(first, "big"), 2: int.from_bytes(second, "big")}
     for secret in (1, 2**100 + 7):
@@ -82,7 +84,7 @@ def test_sums_of_encoded_vectors_are_those_of_vectors(
 
 
 def test_the_largest_numbers_do_not_wrap() -> None:
-    largest = largest_beside(np.array([3.0], np.float32), 8)
+    largest = coordinate_range(np.array([3.0], np.float32), 8)
     vector = np.array([largest, -largest])
     assert (decode(encode(vector, largest), largest) == vector).all()
     assert (
@@ -109,7 +111,9 @@ def test_what_cannot_be_added_up_is_refused() -> None:
 
 
 def test_masks_are_those_of_aes_in_counter_mode() -> None:
-    """The first block of AES-128 under the zero key, from NIST's and everyone's test vectors."""
+    """The first block of AES-128 under the zero key, from NIST's and everyone's test
+    vectors.
+    """
     vector = np.zeros(2, np.uint64)
     add_mask(vector, bytes(16))
     assert vector.tobytes().hex() == "66e94bd4ef8a2c3b884cfa59ca342b2e"

@@ -1,4 +1,6 @@
-"""Shares of noise are never less than what is paid for, whoever drops out, and nobody's part is too large for them."""
+"""Shares of noise are never less than what is paid for, whoever drops out, and nobody's
+part is too large for them.
+"""
 
 import math
 
@@ -57,7 +59,9 @@ def opened(broadcast: Broadcast, reports: list[Report], sharers: int) -> NoisySu
     ("nodes", "dropped"), [(10, 0), (10, 2), (10, 3), (40, 0), (40, 10)]
 )
 def test_noise_of_the_sum_is_never_below_plan(nodes: int, dropped: int) -> None:
-    """Masked and opened, with nodes that drop out in the middle. Its variance is n/m of what is paid for."""
+    """Masked and opened, with nodes that drop out in the middle. Its variance is n/m of
+    what is paid for.
+    """
     private, fewest = Private(2.0, 0.01), needed(nodes, 2 / 3)
     sharers = sharers_for(fewest)
     broadcast = broadcast_of(private)
@@ -112,7 +116,9 @@ def test_noise_of_counts_is_never_below_plan(nodes: int) -> None:
 def test_no_update_is_longer_than_what_noise_is_for(
     seed: int, parameters: int, rho: float, sharers: int, octave: float
 ) -> None:
-    """Whatever it is: in steps, and after rounding, its length is S at most, which is √m shares' deviation over σ."""
+    """Whatever it is: in steps, and after rounding, its length is S at most, which is √m
+    shares' deviation over σ.
+    """
     private = Private(2.0**octave, rho)
     contents = PrivateContents.of(broadcast_of(private, parameters), sharers)
     rng = np.random.default_rng(seed)
@@ -144,7 +150,9 @@ def test_rounding_takes_little() -> None:
 
 
 def test_sums_move_w_as_the_aggregators_noise_would() -> None:
-    """With hardly any noise, both come to the same: the mean of clipped updates, and the next C."""
+    """With hardly any noise, both come to the same: the mean of clipped updates, and the
+    next C.
+    """
     rng = np.random.default_rng(1)
     updates = rng.standard_normal((9, 30)).astype(np.float32)
     for clip in (4.0, 0.0):
@@ -167,7 +175,9 @@ def test_sums_move_w_as_the_aggregators_noise_would() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_runs_keep_their_budget(seed: int) -> None:
-    """Of an aggregator that gets nothing but sums with noise, of all nodes or of the fewest there may be."""
+    """Of an aggregator that gets nothing but sums with noise, of all nodes or of the fewest
+    there may be.
+    """
     rng = np.random.default_rng(seed)
     nodes, parameters, epsilon = (
         int(rng.integers(3, 40)),
@@ -204,10 +214,10 @@ def test_a_sum_of_fewer_is_not_opened() -> None:
     summed = begun(members, 1, 5, 0.5)
     summed.fewest = 58
     summed.sent = dict.fromkeys(list(members)[3:], Shares(1, b"", {}))
-    with pytest.raises(TooFewLeft, match="57 are left, and 58 are needed"):
+    with pytest.raises(TooFewLeft, match="57 nodes are left, 58 are needed"):
         summed.relay()
 
 
 def test_more_noise_than_fits_is_refused() -> None:
-    with pytest.raises(PeerError, match="more noise than can be added up"):
+    with pytest.raises(PeerError, match="more noise than 64 bits hold"):
         PrivateContents.of(broadcast_of(Private(1.0, 1e-15)), 3)

@@ -47,8 +47,8 @@ class Look:
     def until(self, expression: str) -> None:
         """Until an expression of JavaScript is true.
 
-        Asked from here again and again: a page that may not evaluate text cannot be told to wait for it.
-        """
+        Asked from here again and again: a page that may not evaluate text cannot be told to
+        wait for it."""
         began = time.monotonic()
         while not self.page.evaluate(expression):
             assert 1000 * (time.monotonic() - began) < PATIENCE, (

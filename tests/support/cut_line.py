@@ -1,4 +1,5 @@
-"""A line to a port of this machine that can be cut: every connection over it is reset, and new ones can be made.
+"""A line to a port of this machine that can be cut: every connection over it is reset, and
+new ones can be made.
 
 with cut_line(server.port) as line:
     node = net.join(0, address=line.address)

@@ -1,13 +1,15 @@
-"""The code blocks of Markdown pages: what they are, what is said about them, and which commands are in them.
+"""The code blocks of Markdown pages: what they are, what is said about them, and which
+commands are in them.
 
-A block is fenced, with its language, or indented by four spaces, where the language is seen from its first line. What
-a test does with it is said right before it, in a comment that readers of the page do not see:
+A block is fenced, with its language, or indented by four spaces, where the language is seen
+from its first line. What a test does with it is said right before it, in a comment that
+readers of the page do not see:
 
     <!-- parsed only: needs other machines -->      is not run; its commands are checked
     <!-- slow: six processes -->                    is run by `make test-slow` alone
 
-A block without such a comment is run. One with a title is a file of that name, for the blocks after it.
-"""
+A block without such a comment is run. One with a title is a file of that name, for the
+blocks after it."""
 
 import ast
 import re
@@ -33,8 +35,8 @@ class Block:
 
     Args:
       line: the page's line that it begins at.
-      language: `sh`, `console` (commands after `$ `, and what they print), `python`, or what the fence says; `text` for
-        indented blocks that are none of these.
+      language: `sh`, `console` (commands after `$ `, and what they print), `python`, or
+        what the fence says; `text` for indented blocks that are none of these.
       marker, why: `parsed only` or `slow`, and the reason; empty where nothing is said.
       file: which it is, if it is one.
     """

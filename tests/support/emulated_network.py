@@ -6,13 +6,16 @@
         network.set(delay=0.080, loss=0.05)
         network.cut(1)
 
-A host is a network namespace with a TUN device. A router reads what hosts send, loses some of it, holds the rest for
-the delay and hands it to the host it is for. It is all in user space, as not every kernel has the netem queue.
+A host is a network namespace with a TUN device. A router reads what hosts send, loses some
+of it, holds the rest for the delay and hands it to the host it is for. It is all in user
+space, as not every kernel has the netem queue.
 
-- The router is a process of its own (this file, run as a script): what the tests do neither slows nor stops packets.
-- The router makes the hosts and removes them when its control socket ends, so a killed test leaves nothing behind.
-- A change holds for every packet that the router reads after the call returns. Packets on their way keep their delay;
-  a cut loses them.
+- The router is a process of its own (this file, run as a script): what the tests do neither
+  slows nor stops packets.
+- The router makes the hosts and removes them when its control socket ends, so a killed test
+  leaves nothing behind.
+- A change holds for every packet that the router reads after the call returns. Packets on
+  their way keep their delay; a cut loses them.
 - Hosts reach each other and nothing else: there is no other device and no other route.
 """
 
@@ -91,7 +94,8 @@ class Network:
     def popen(
         self, host: int, command: Sequence[str | os.PathLike[str]], **options: Any
     ) -> subprocess.Popen[Any]:
-        """A process on a host; options are subprocess.Popen's. Its pid is the command's own: signals go there.
+        """A process on a host; options are subprocess.Popen's. Its pid is the command's
+        own: signals go there.
 
         The process, what it starts and the pipes to it end with the network at the latest.
         """
@@ -102,7 +106,9 @@ class Network:
         return process
 
     def set(self, *, delay: float | None = None, loss: float | None = None) -> None:
-        """One-way delay in seconds and loss probability of every packet from now on; what is not given stays."""
+        """One-way delay in seconds and loss probability of every packet from now on; what
+        is not given stays.
+        """
         now = self._conditions
         delay = now.delay if delay is None else delay
         loss = now.loss if loss is None else loss
@@ -149,7 +155,9 @@ class Network:
 def emulated_network(
     hosts: int, *, mtu: int = MTU, most_held: int = MOST_HELD
 ) -> Iterator[Network]:
-    """Hosts for a test, gone when it ends. Skips the test, with the reason, where they cannot be made."""
+    """Hosts for a test, gone when it ends. Skips the test, with the reason, where they
+    cannot be made.
+    """
     if not 1 <= hosts <= 254:
         raise ValueError(f"the hosts share a /24 network: 1 to 254 of them, not {hosts}")
     if reason := _why_not():
@@ -160,7 +168,8 @@ def emulated_network(
     with control:
         with theirs:
             command = [sys.executable, "-I", __file__, str(mtu), str(most_held), *names]
-            # A session of its own: Ctrl-C is for the tests, which end the router when they are done.
+            # A session of its own: Ctrl-C is for the tests, which end the router when they
+            # are done.
             router = subprocess.Popen(
                 command, stdin=theirs.fileno(), start_new_session=True
             )
@@ -256,7 +265,8 @@ def _main(mtu: int, most_held: int, names: Sequence[str]) -> None:
             control.send(json.dumps({"refused": str(error)}).encode())
             return
         control.send(b"{}")
-        # Packets on time whatever the hosts compute, and no pause to look for cycles, as there are none.
+        # Packets on time whatever the hosts compute, and no pause to look for cycles, as
+        # there are none.
         with suppress(PermissionError):
             os.nice(-10)
         gc.disable()
@@ -271,8 +281,9 @@ def _make_hosts(names: Sequence[str], mtu: int) -> list[int]:
     for host, name in enumerate(names):
         _ip("netns", "add", name)
         tuns.append(_open_tun(name))
-        # A long queue, as the kernel drops what a full one cannot take: loss is the router's to decide. No address of
-        # IPv6: its announcements would be packets that no test sent.
+        # A long queue, as the kernel drops what a full one cannot take: loss is the
+        # router's to decide. No address of IPv6: its announcements would be packets that no
+        # test sent.
         device = f"dev {_DEVICE}"
         lines = [
             "link set dev lo up",
@@ -330,7 +341,8 @@ def _route(control: socket.socket, tuns: Sequence[int], mtu: int, most_held: int
     listened = [control.fileno(), *tuns]
 
     while True:
-        # select, as its timeout is in microseconds; those of poll and epoll are in whole milliseconds.
+        # select, as its timeout is in microseconds; those of poll and epoll are in whole
+        # milliseconds.
         wait = max(held[0][0] - monotonic(), 0.0) if held else None
         for ready in select.select(listened, (), (), wait)[0]:
             if ready not in host_at:

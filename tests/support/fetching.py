@@ -1,4 +1,6 @@
-"""Fetching a small dataset from servers on this machine: what it holds, and what is seen of it on the way."""
+"""Fetching a small dataset from servers on this machine: what it holds, and what is seen of
+it on the way.
+"""
 
 import gzip
 from pathlib import Path
@@ -25,7 +27,9 @@ PLAIN = {f"small/{name}": contents for name, contents in CONTENTS.items()}
 
 
 class Watch(Progress):
-    """Looks at every step that what is under a final name is complete, and keeps how much came."""
+    """Looks at every step that what is under a final name is complete, and keeps how much
+    came.
+    """
 
     def __init__(self, folder: Path, stop_at: int | None = None) -> None:
         self._folder = folder / "small"

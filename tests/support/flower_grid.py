@@ -1,8 +1,9 @@
-"""A grid in this process: every node is the real ClientApp, called with a message as if it had come over a network.
+"""A grid in this process: every node is the real ClientApp, called with a message as if it
+had come over a network.
 
-Messages and contexts go through Flower's own serialisation on their way, so that nothing but what it carries arrives.
-A test may make a node fail, forget, be away, or keep its reply back.
-"""
+Messages and contexts go through Flower's own serialisation on their way, so that nothing
+but what it carries arrives. A test may make a node fail, forget, be away, or keep its reply
+back."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping

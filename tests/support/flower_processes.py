@@ -1,11 +1,11 @@
-"""Flower's own processes on loopback: a SuperLink, SuperNodes and `flwr run`, ended when the test is.
+"""Flower's own processes on loopback: a SuperLink, SuperNodes and `flwr run`, ended when
+the test is.
 
-    with fleet(folder, ["partition-id=0 num-partitions=2", "partition-id=1 num-partitions=2"]) as flower:
-        made = flower.run("loopback", tau=5, rounds=3)
+    with fleet(folder, ["partition-id=0 num-partitions=2", "partition-id=1
+        num-partitions=2"]) as flower: made = flower.run("loopback", tau=5, rounds=3)
 
-All that Flower keeps is in a temporary folder, it sends no telemetry and looks for no updates. What its processes have
-said is in `flower.log`.
-"""
+All that Flower keeps is in a temporary folder, it sends no telemetry and looks for no
+updates. What its processes have said is in `flower.log`."""
 
 import json
 import os
@@ -108,14 +108,17 @@ class Flower:
 
 @contextmanager
 def fleet(folder: Path, nodes: Sequence[str]) -> Iterator[Flower]:
-    """A SuperLink by the name of loopback, and a SuperNode with each of these configurations."""
+    """A SuperLink by the name of loopback, and a SuperNode with each of these
+    configurations.
+    """
     with processes(folder) as flower:
         port, *others = _free_ports(1 + len(nodes))
         connection = (
             f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
         )
         (folder / "config.toml").write_text(connection)
-        # Without the option it would make an environment for the app, from the package index.
+        # Without the option it would make an environment for the app, from the package
+        # index.
         flower.start(
             "flower-superlink",
             "--insecure",
@@ -133,7 +136,9 @@ def fleet(folder: Path, nodes: Sequence[str]) -> Iterator[Flower]:
 
 @contextmanager
 def simulation(folder: Path) -> Iterator[Flower]:
-    """Flower as a newcomer has it: `flwr run` by the name of local starts a SuperLink that simulates nodes."""
+    """Flower as a newcomer has it: `flwr run` by the name of local starts a SuperLink that
+    simulates nodes.
+    """
     one, another = _free_ports(2)
     with processes(
         folder,
@@ -145,7 +150,9 @@ def simulation(folder: Path) -> Iterator[Flower]:
 
 @contextmanager
 def processes(folder: Path, **environment: str) -> Iterator[Flower]:
-    """What starts Flower's programs; all of them, and what they have started, end with the block."""
+    """What starts Flower's programs; all of them, and what they have started, end with the
+    block.
+    """
     flower = Flower(folder, environment)
     try:
         yield flower
@@ -154,7 +161,8 @@ def processes(folder: Path, **environment: str) -> Iterator[Flower]:
             for process in flower.started:
                 if process.poll() is None:  # else its number may be another's by now
                     os.killpg(process.pid, end)
-            # Some have left the group that they were started in; that folder is in the environment of no other process.
+            # Some have left the group that they were started in; that folder is in the
+            # environment of no other process.
             for stray in _having(f"FLWR_HOME={folder}"):
                 with suppress(ProcessLookupError):
                     os.kill(stray, end)

@@ -1,4 +1,6 @@
-"""Runs with a grid in this process, through both of the real apps; and the same on the in-process engine."""
+"""Runs with a grid in this process, through both of the real apps; and the same on the
+in-process engine.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -32,7 +32,8 @@ def make(
     spending: SpendingRule = PaperSpending(),  # noqa: B008 (a value)
     **method: Any,
 ) -> Aggregator:
-    """An aggregator with two parameters, w(0) = (0, 0), that spends what it has by the paper's rule.
+    """An aggregator with two parameters, w(0) = (0, 0), that spends what it has by the
+    paper's rule.
 
     Args:
       method: the rest of `Method`.
@@ -86,8 +87,9 @@ def report(
     best: float | None = None,
     estimates: tuple[float, float, float] | None = None,
 ) -> Report:
-    """Two nodes that agree on everything, but for gradients (±δ, 0) when there are estimates; `best` is F(w^f), by
-    default not better than the loss. Estimates that are asked for and not given are NaN."""
+    """Two nodes that agree on everything, but for gradients (±δ, 0) when there are
+    estimates; `best` is F(w^f), by default not better than the loss. Estimates that are
+    asked for and not given are NaN."""
     asked = {"rho", "gradients"} & broadcast.report_fields
     rho, beta, delta = estimates or (
         (np.nan, np.nan, np.nan if "gradients" in asked else None) if asked else [None] * 3

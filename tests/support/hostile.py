@@ -1,8 +1,7 @@
 """A real aggregator on loopback with two honest nodes, and one beside them that lies.
 
-Nodes are in this process; all that passes goes over gRPC. The liar is a node like others, whose words are changed
-before they leave it.
-"""
+Nodes are in this process; all that passes goes over gRPC. The liar is a node like others,
+whose words are changed before they leave it."""
 
 import asyncio
 import threading

@@ -24,7 +24,9 @@ SETTINGS = Settings(
 
 
 def record(number: int, **changes: Any) -> RoundRecord:
-    """Round `number` of a run that spends 0.1 s and 5 kB in each, in half a second on the wall."""
+    """Round `number` of a run that spends 0.1 s and 5 kB in each, in half a second on the
+    wall.
+    """
     usual = RoundRecord(
         round=number,
         t=5 * number,

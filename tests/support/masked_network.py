@@ -1,4 +1,6 @@
-"""A server on loopback whose sums are masked, with nodes that can be made to die where a test wants."""
+"""A server on loopback whose sums are masked, with nodes that can be made to die where a
+test wants.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +40,8 @@ def die() -> None:
 
 
 def made_again(net: Network, broadcast: Broadcast, left: float = LONG) -> CollectedRound:
-    """A round that was made already, as after a crash of the aggregator, which has forgotten it.
+    """A round that was made already, as after a crash of the aggregator, which has
+    forgotten it.
 
     Args:
       left: seconds until it ends whatever it has.

@@ -1,4 +1,6 @@
-"""Members and a masked sum that talk to each other directly, with nodes that drop out wherever a test wants."""
+"""Members and a masked sum that talk to each other directly, with nodes that drop out
+wherever a test wants.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -52,7 +54,8 @@ def masked_round(
     before_opening: Collection[str] = (),
     seen: list[bytes] | None = None,
 ) -> tuple[UInt64, set[str]]:
-    """The sum that is opened, and whose vectors are in it; who drops out before what is told.
+    """The sum that is opened, and whose vectors are in it; who drops out before what is
+    told.
 
     Args:
       seen: gets the masked vectors.

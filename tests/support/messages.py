@@ -1,4 +1,6 @@
-"""Broadcasts and reports with made-up numbers, readers that wait for them, and strategies that make descriptions."""
+"""Broadcasts and reports with made-up numbers, readers that wait for them, and strategies
+that make descriptions.
+"""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Whole runs of three small nodes, in the ways that a run can be made, with simulated costs; and their bits."""
+"""Whole runs of three small nodes, in the ways that a run can be made, with simulated
+costs; and their bits.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -49,7 +51,8 @@ METHODS: dict[str, Method] = {
         delta="parameters",
     ),
     "accelerated": accelerated(tau_max=8),
-    "astray": Method(  # a step size that is far too large at first, so that the run goes back
+    # a step size that is far too large at first, so that the run goes back
+    "astray": Method(
         AdaptiveTau(tau_max=8),
         AutoStep(start=20.0, growth=50.0),
         correct_drift=True,
@@ -125,7 +128,9 @@ def one_round(
 
 
 def bits(value: Any) -> Any:
-    """Anything as something that is equal only to what has the same bits: NaN too, and -0 is not 0."""
+    """Anything as something that is equal only to what has the same bits: NaN too, and -0
+    is not 0.
+    """
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, float):

@@ -1,8 +1,8 @@
 """A server on loopback with nodes in this process.
 
-Four nodes have small shards of one dataset each. What a run with them must come to is worked out without a network, by
-`without_network`: fleets and an aggregator that talk to each other directly.
-"""
+Four nodes have small shards of one dataset each. What a run with them must come to is
+worked out without a network, by `without_network`: fleets and an aggregator that talk to
+each other directly."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
-from fedbudget.engines.noise import PaidNoise
+from fedbudget.engines.noise import SecretNoise
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
@@ -64,7 +64,7 @@ METHODS = {
         FixedTau(1),
         FixedStep(0.1),
         spending=PrivateSpending(50),
-        private=PrivateRule(4, PaidNoise(), tau=3),
+        private=PrivateRule(4, SecretNoise(), tau=3),
         sums_only=True,
     ),
 }
@@ -116,7 +116,9 @@ def aggregator(method: str = "frugal", **more: Any) -> Aggregator:
 def without_network(
     present: Sequence[Sequence[int]], method: str = "frugal", batch: int | None = None
 ) -> list[Float32]:
-    """The w of all broadcasts, and of the one that would come next, when these nodes take part in each round."""
+    """The w of all broadcasts, and of the one that would come next, when these nodes take
+    part in each round.
+    """
     ours = aggregator(method)
     fleets = [
         node_data(node).fleet(task(method, batch=batch), [node])

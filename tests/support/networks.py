@@ -53,7 +53,9 @@ def train_by_sgd(
 def by_autograd(
     module: nn.Module, data: Table, rows: Any, loss: Any = F.cross_entropy
 ) -> tuple[float, Float32]:
-    """Loss and gradient of a module at its own parameters, as one would write it without fedbudget."""
+    """Loss and gradient of a module at its own parameters, as one would write it without
+    fedbudget.
+    """
     x, y = torch.from_numpy(data.scaled(rows)), torch.from_numpy(data.y[rows])
     value = loss(module(x), y.long() if loss is F.cross_entropy else y)
     gradients = torch.autograd.grad(

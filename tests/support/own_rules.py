@@ -12,7 +12,9 @@ from fedbudget.arrays import Float32, Int64
 
 @dataclass(frozen=True)
 class Doubling:
-    """Twice as many local updates in every round; more than settings would let the built-in one make."""
+    """Twice as many local updates in every round; more than settings would let the built-in
+    one make.
+    """
 
     estimates: bool = False
 

@@ -1,11 +1,15 @@
-"""Algorithms 2 and 3 of the paper a second time, written from its text alone, to replay runs of `--method paper`.
+"""Algorithms 2 and 3 of the paper a second time, written from its text alone, to replay
+runs of `--method paper`.
 
-- Nothing of the product that decides is used here: the models' losses, mini-batches, costs, estimates, G(τ), the stop
-  rule and w^f are all written anew, in plain loops, one node after the other. `A2.9` is line 9 of Algorithm 2.
-- Numbers are those of docs/research/theory.md: w is rounded to float32 where it is sent or stored, all else is float64.
-- What is taken from a run is what the algorithms are given: each node's samples, and the bytes of every round.
-- Where a run's τ is another, and G of both is equal but for rounding, the replay goes on with the run's (`ties`).
-"""
+- Nothing of the product that decides is used here: the models' losses, mini-batches, costs,
+  estimates, G(τ), the stop rule and w^f are all written anew, in plain loops, one node
+  after the other. `A2.9` is line 9 of Algorithm 2.
+- Numbers are those of docs/research/theory.md: w is rounded to float32 where it is sent or
+  stored, all else is float64.
+- What is taken from a run is what the algorithms are given: each node's samples, and the
+  bytes of every round.
+- Where a run's τ is another, and G of both is equal but for rounding, the replay goes on
+with the run's (`ties`)."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +28,9 @@ DGD_SECONDS = {
     4: (0.022075891, 0.008528005, 0.108598094, 0.044627335),
 }
 SGD_SECONDS = (0.013015156, 0.006946299, 0.131604348, 0.053873234)
-"""Mean and deviation of a local update, then of a global aggregation: the tables of the appendix."""
+"""Mean and deviation of a local update, then of a global aggregation: the tables of the
+appendix.
+"""
 
 COSTS_STREAM, BATCHES_STREAM = 2, 0
 SAME_W = 1e-10  # w_i(t) and w(t) count as equal
@@ -42,8 +48,8 @@ class Inputs:
       aggregation_factor: how many times as long as there an aggregation takes.
       batch: samples in a mini-batch; None for whole shards.
       tau: fixed, for the baselines; None for adaptive.
-      wire_bytes: b of bytes for every round of the run, the final loss last; a round after these costs what the last
-        one before the final loss did.
+      wire_bytes: b of bytes for every round of the run, the final loss last; a round after
+        these costs what the last one before the final loss did.
       joules_per_second, joules_per_byte: of all nodes together.
     """
 
@@ -136,7 +142,9 @@ class Node:
         self.rows, self.uses = self.epoch.pop(0), 0
 
     def first_mini_batch(self, t: int, tau: int) -> None:
-        """Section VI-C: after an aggregation the last one is used again; with τ=1, it is used in two iterations."""
+        """Section VI-C: after an aggregation the last one is used again; with τ=1, it is
+        used in two iterations.
+        """
         if t == 0 or not self.estimates or (tau == 1 and self.uses >= 2):
             self.new_mini_batch()
 
@@ -164,7 +172,9 @@ class Node:
         return NodeReport(self.w_i, loss, best_loss, rho, beta, gradient)  # A3.15, A3.17
 
     def final(self, w: Vector, best: Vector) -> tuple[float, float]:
-        """A3.19 and A3.20: F_i(w(t)), and F_i(w^f); the mini-batch changes with iterations, and this is none."""
+        """A3.19 and A3.20: F_i(w(t)), and F_i(w^f); the mini-batch changes with iterations,
+        and this is none.
+        """
         return self.loss(w), self.loss(best)
 
 
@@ -186,7 +196,9 @@ def rounded(w: Vector) -> Vector:
 
 
 class Costs:
-    """Simulated resources: c is the mean of τ draws, b one draw; energy from seconds and bytes."""
+    """Simulated resources: c is the mean of τ draws, b one draw; energy from seconds and
+    bytes.
+    """
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
@@ -236,7 +248,8 @@ def replay(inputs: Inputs, run_taus: Sequence[int] = ()) -> Replay:
     """Algorithm 2, with all nodes.
 
     Args:
-      run_taus: those of the run that is replayed, to follow it where two τ are equally good.
+      run_taus: those of the run that is replayed, to follow it where two τ are equally
+        good.
     """
     limit, costs, done = np.array(list(inputs.budget.values())), Costs(inputs), Replay()
     nodes = [Node(inputs, x, y) for x, y in inputs.nodes]

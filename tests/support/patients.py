@@ -1,4 +1,6 @@
-"""Tables as hospitals have them: an ID, a date, words, missing values, and at one site columns in another order."""
+"""Tables as hospitals have them: an ID, a date, words, missing values, and at one site
+columns in another order.
+"""
 
 import csv
 from pathlib import Path
@@ -12,7 +14,9 @@ OTHER_ORDER = ("outcome", "crp", "sex", "age", "patient", "smoker", "bmi", "visi
 
 
 def write_patients(folder: Path, rows: int = 120) -> Path:
-    """A table for each site; whether a patient relapses can be told from the columns, but not always."""
+    """A table for each site; whether a patient relapses can be told from the columns, but
+    not always.
+    """
     folder.mkdir(parents=True)
     rng = np.random.default_rng(3)
     for number, site in enumerate(SITES):

@@ -1,16 +1,17 @@
 """Private runs without nodes: an aggregator, and reports made by hand."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedbudget.arrays import Float32, Float64
+from fedbudget.arrays import Float32
 from fedbudget.budget.budget import Budget
 from fedbudget.budget.control import FixedTau
 from fedbudget.budget.spending import PrivateSpending
 from fedbudget.budget.step_size import AutoStep, FixedStep, StepSize
+from fedbudget.engines.engine import Pay, no_payment, settle
 from fedbudget.engines.noise import SeededNoise
+from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method, PrivateRule
 from fedbudget.protocol.node_privacy import PrivateAggregator
@@ -19,18 +20,6 @@ from fedbudget.protocol.sample_privacy import SampleAggregator
 from support.problems import costs
 
 DELTA = 1e-5
-
-
-@dataclass
-class RecordedNoise:
-    """Noise of a source, and what was asked of it."""
-
-    source: Noise
-    paid: list[float] = field(default_factory=list)
-
-    def draw(self, round_: int, rho: float, size: int) -> Float64:
-        self.paid.append(rho)
-        return self.source.draw(round_, rho, size)
 
 
 def aggregator(
@@ -66,7 +55,9 @@ def sample_aggregator(
     tau: int | None = None,
     step: StepSize | None = None,
 ) -> SampleAggregator:
-    """Of a run that protects single samples, whose update costs 0.01 s, and whose aggregation costs 0.1 s."""
+    """Of a run that protects single samples, whose update costs 0.01 s, and whose
+    aggregation costs 0.1 s.
+    """
     rule = PrivateRule(nodes, noise or SeededNoise(0), tau, per_sample=True)
     method = Method(
         FixedTau(1), step or AutoStep(), spending=PrivateSpending(50), private=rule
@@ -94,10 +85,16 @@ def report(
 
 
 def carry_out(
-    run: PrivateAggregator, answer: Callable[[Broadcast], Report | NoisySums]
+    run: PrivateAggregator,
+    answer: Callable[[Broadcast], Report | NoisySums],
+    pay: Pay = no_payment,
 ) -> list[Broadcast]:
-    """Makes the run; gives all that was broadcast."""
-    heard = [run.start()]
-    while isinstance(coming := run.receive(answer(heard[-1]), run.ledger.costs), Broadcast):
-        heard.append(coming)
-    return heard
+    """Run all rounds as an engine does; return all broadcasts."""
+    message: Broadcast | Outcome = run.start()
+    settle(run, pay)
+    sent = []
+    while isinstance(message, Broadcast):
+        sent.append(message)
+        message = run.receive(answer(message), run.ledger.costs)
+        settle(run, pay)
+    return sent

@@ -1,8 +1,7 @@
 """Small random problems, and a second implementation of the paper to compare with.
 
-The second implementation is plain numpy in float64, written from Table I and Algorithm 1. It shares nothing with the
-code under test but the types that data comes in.
-"""
+The second implementation is plain numpy in float64, written from Table I and Algorithm 1.
+It shares nothing with the code under test but the types that data comes in."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -81,7 +80,9 @@ def problem(
     dtype: type[np.generic] = np.float32,
     regularization: float = 0.1,
 ) -> Problem:
-    """A random problem; features lie in about [-2, 2], or in [0, 1] as pixels when they are stored as uint8."""
+    """A random problem; features lie in about [-2, 2], or in [0, 1] as pixels when they are
+    stored as uint8.
+    """
     rng = np.random.default_rng(seed)
     x, scale = _features(rng, samples, features, dtype)
     hidden = rng.normal(size=features)
@@ -204,7 +205,9 @@ def finite_differences(
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What Algorithm 1 visits: w(t) for t = 0..T, and for every interval k and x = 0..τ the v_[k]((k-1)τ + x)."""
+    """What Algorithm 1 visits: w(t) for t = 0..T, and for every interval k and x = 0..τ the
+    v_[k]((k-1)τ + x).
+    """
 
     tau: int
     w: Float64
@@ -257,9 +260,11 @@ def corrected_descent(
     own_taus: Sequence[Sequence[int]] | None = None,
     effective: Sequence[float] | None = None,
 ) -> list[Float64]:
-    """The w of all aggregations with drift correction, where c is simply the mean of the c_i of all that ever came.
+    """The w of all aggregations with drift correction, where c is simply the mean of the
+    c_i of all that ever came.
 
-    A node that comes for the first time has c_i = c; a round that is not corrected begins with every c_i = 0.
+    A node that comes for the first time has c_i = c; a round that is not corrected begins
+    with every c_i = 0.
 
     Args:
       own_taus: of every node in each round, and τ_eff, where they are not the same for all.
@@ -322,7 +327,8 @@ def converse(
     times: Float64 | None = None,
     **method: Any,
 ) -> Iterator[tuple[Broadcast, Report, Aggregator]]:
-    """A whole run with costs that do not matter: every broadcast with its answer and the aggregator after it.
+    """A whole run with costs that do not matter: every broadcast with its answer and the
+    aggregator after it.
 
     Args:
       present: the fleets that take part in each round; all in those after the last.

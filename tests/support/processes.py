@@ -2,9 +2,8 @@
 
     with commands(tmp_path) as start:
         aggregator = start.serve("--nodes", "2", "--rounds", "5")
-        node = start.join(aggregator.port, "--dataset", "digits", "--shard", "1/2", name="one")
-        node.wait_for("joined")
-        node.send(signal.SIGKILL)
+        node = start.join(aggregator.port, "--dataset", "digits", "--shard", "1/2",
+        name="one") node.wait_for("joined") node.send(signal.SIGKILL)
 
 A test waits for what it wants to see, never for a time.
 """
@@ -45,7 +44,8 @@ _ENVIRONMENT = dict.fromkeys(
     ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
 )
 
-# A node that does something else in the middle of a round, after the broadcast and before the report.
+# A node that does something else in the middle of a round, after the broadcast and before
+# the report.
 _PATCHED = """
 import os, sys, time
 from fedbudget.cli.main import main
@@ -202,7 +202,9 @@ class Commands:
 def with_absences(
     settings: Settings, overrides: Overrides, present: Sequence[Sequence[int]]
 ) -> bytes:
-    """w of a run in one process, where in each round these nodes are there and the others are not."""
+    """w of a run in one process, where in each round these nodes are there and the others
+    are not.
+    """
     plan = simulate(settings, overrides)
     fleets = [
         Fleet(
@@ -224,7 +226,9 @@ def with_absences(
 
 
 def made(number: int) -> list[tuple[Float32, Int64]]:
-    """Samples of nodes that are not alike: three classes, of which each node has more of one than of others."""
+    """Samples of nodes that are not alike: three classes, of which each node has more of
+    one than of others.
+    """
     rng = np.random.default_rng(8)
     centres = rng.normal(size=(3, 6))
     shards = []

@@ -1,4 +1,5 @@
-"""Peers that say whatever a test wants, byte for byte, to a server that two well-behaved nodes use at the same time.
+"""Peers that say whatever a test wants, byte for byte, to a server that two well-behaved
+nodes use at the same time.
 
 Whatever a peer does, the two nodes beside it train on to the same bits as without it.
 """
@@ -82,7 +83,9 @@ def report_of(
     costs: NodeCosts = COSTS,
     **other: Any,
 ) -> list[bytes]:
-    """What a node would say, all of it made up; `other` fields replace those of the message."""
+    """What a node would say, all of it made up; `other` fields replace those of the
+    message.
+    """
     numbers = {name: np.full(nodes, loss) for name in report_numbers(broadcast)}
     vectors = np.full((nodes, FEATURES), w, np.float32)
     made_up = Report(broadcast.round, np.arange(nodes), np.arange(nodes), **numbers)

@@ -1,4 +1,6 @@
-"""The paper's real datasets, for the tests that want them; where they are not at hand, those tests are skipped."""
+"""The paper's real datasets, for the tests that want them; where they are not at hand,
+those tests are skipped.
+"""
 
 import os
 from pathlib import Path

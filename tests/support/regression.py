@@ -19,7 +19,9 @@ from support.problems import (
 
 @dataclass(frozen=True)
 class Regression:
-    """Linear regression over nodes with unequal shards: convex, with every constant of the analysis known exactly."""
+    """Linear regression over nodes with unequal shards: convex, with every constant of the
+    analysis known exactly.
+    """
 
     x: Float64
     y: Float64
@@ -74,7 +76,9 @@ class Regression:
         )
 
     def delta(self, points: Float64) -> float:
-        """Σ D_i δ_i / D, with δ_i the largest ‖∇F_i - ∇F‖ at any of the points; the proof needs the v_[k] alone."""
+        """Σ D_i δ_i / D, with δ_i the largest ‖∇F_i - ∇F‖ at any of the points; the proof
+        needs the v_[k] alone.
+        """
         apart = [
             max(float(np.linalg.norm(local(v) - self.gradient(v))) for v in points)
             for local in self.local

@@ -11,7 +11,9 @@ import pytest
 
 @contextmanager
 def small_disk(path: Path, size: int) -> Iterator[Path]:
-    """A new folder on a file system of its own with so many bytes; needs to be root, and skips the test elsewhere."""
+    """A new folder on a file system of its own with so many bytes; needs to be root, and
+    skips the test elsewhere.
+    """
     path.mkdir()
     if os.name != "posix" or os.geteuid() != 0:
         pytest.skip("only root may mount a file system")

@@ -1,4 +1,6 @@
-"""The emulated network does what its users rely on, seen by real processes that talk TCP and UDP across it."""
+"""The emulated network does what its users rely on, seen by real processes that talk TCP
+and UDP across it.
+"""
 
 import hashlib
 import random
@@ -248,7 +250,9 @@ def test_no_namespace_and_no_process_is_left_behind_even_after_an_exception() ->
 
 
 def test_a_killed_test_leaves_nothing_behind(network: Network) -> None:
-    """The fixture is here to skip where there are no networks, and to show that two do not collide."""
+    """The fixture is here to skip where there are no networks, and to show that two do not
+    collide.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", HANG], cwd=Path(__file__).parents[1], stdout=subprocess.PIPE
     ) as test:
@@ -311,7 +315,9 @@ def say(process: Any, line: str) -> None:
 
 
 def wait_for(fact: Callable[[], bool]) -> None:
-    """Until it holds; a minute is for a machine with much else to do, and beyond it is a failure."""
+    """Until it holds; a minute is for a machine with much else to do, and beyond it is a
+    failure.
+    """
     end = time.monotonic() + 60
     while not fact():
         assert time.monotonic() < end

@@ -1,4 +1,6 @@
-"""A real web server on this machine, which can be told to misbehave, and small datasets for it to serve."""
+"""A real web server on this machine, which can be told to misbehave, and small datasets for
+it to serve.
+"""
 
 import hashlib
 import io

@@ -1,4 +1,6 @@
-"""Whatever is wrong with a command: one line that says so, exit code 2, and not a byte written or changed."""
+"""Whatever is wrong with a command: one line that says so, exit code 2, and not a byte
+written or changed.
+"""
 
 import re
 import subprocess

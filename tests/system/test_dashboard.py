@@ -35,7 +35,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real runs, of adaptive τ and of two that are fixed, and one with many rounds that is not."""
+    """Real runs, of adaptive τ and of two that are fixed, and one with many rounds that is
+    not.
+    """
     folder = tmp_path_factory.mktemp("seen") / "runs"
     for tau in ("adaptive", 1, 10):
         train(
@@ -204,7 +206,8 @@ def test_the_curve_follows_the_pointer_and_the_keys(
             )
             seen.append(in_focus(look))
             at = made[seen[-1] - 1]
-            # The pointer is in the middle of the chart: there, about that share of the time was spent.
+            # The pointer is in the middle of the chart: there, about that share of the time
+            # was spent.
             assert abs(at.spent["time"] / made[-1].spent["time"] - share) < 0.1
             assert f"Round {at.round}: τ = {at.tau}, {at.reason}" in look.text(".words")
         assert seen[0] < seen[1]
@@ -225,7 +228,9 @@ def test_the_curve_follows_the_pointer_and_the_keys(
 def test_an_unknown_reason_is_drawn_and_written_as_it_is(
     browser: Browser, tmp_path: Path
 ) -> None:
-    """A controller of a user's own has reasons of its own, and no text of a run means anything to the page."""
+    """A controller of a user's own has reasons of its own, and no text of a run means
+    anything to the page.
+    """
     reasons = ["start", "warm-up", "<b>100 %{y}</b> & more", "warm-up"]
     make_run(
         tmp_path / "runs" / "own",
@@ -407,7 +412,9 @@ class TestReport:
             assert look.page.locator(".run").count() == 3
             look.until("document.querySelector('[data-chart=compared]').data.length === 3")
             losses = [summary_of(runs / f"tau-{tau}")["loss"] for tau in (1, 10)]
-            fixed = f"the loss was {losses[0]:.4g} with τ = 1 and {losses[1]:.4g} with τ = 10"
+            fixed = (
+                f"the loss was {losses[0]:.4g} with τ = 1 and {losses[1]:.4g} with τ = 10"
+            )
             assert fixed in look.text(".lead")
             assert "energy=200J" in look.text(".settings")
             before = in_focus(look)

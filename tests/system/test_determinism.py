@@ -1,4 +1,6 @@
-"""The same seed gives the same bits in rounds.jsonl, the wall clock aside, whatever the number of threads."""
+"""The same seed gives the same bits in rounds.jsonl, the wall clock aside, whatever the
+number of threads.
+"""
 
 import os
 import re

@@ -1,4 +1,6 @@
-"""What edge networks do, done to real processes on hosts of their own: delay, loss, and hosts that are cut off."""
+"""What edge networks do, done to real processes on hosts of their own: delay, loss, and
+hosts that are cut off.
+"""
 
 import statistics
 import time
@@ -68,7 +70,9 @@ class Training:
         return records(self._folder)
 
     def wait_until(self, made: int, *, nodes: int | None = None) -> int:
-        """Until so many rounds are made, and the last is one of so many nodes; gives how many are made by then."""
+        """Until so many rounds are made, and the last is one of so many nodes; gives how
+        many are made by then.
+        """
 
         def number() -> int:
             rounds = self.rounds
@@ -81,7 +85,8 @@ class Training:
         return self.aggregator.wait_until(number)
 
     def end(self, over: float = 0.05) -> float:
-        """Waits until all have ended, in order and within the time budget; gives the average τ.
+        """Waits until all have ended, in order and within the time budget; gives the
+        average τ.
 
         Args:
           over: the share of the budget that may be overspent.
@@ -134,7 +139,8 @@ def test_tau_grows_within_a_run_when_the_network_becomes_slow(tmp_path: Path) ->
         training.end()
     rounds = training.rounds
     assert present(rounds) == {3}
-    # A change that lasts is followed after three rounds; the last record is of the final loss.
+    # A change that lasts is followed after three rounds; the last record is of the final
+    # loss.
     near, far = rounds[10:changed], rounds[changed + 5 : -1]
     assert statistics.median(record.tau for record in far) > 2 * statistics.median(
         record.tau for record in near
@@ -165,7 +171,8 @@ def test_a_run_gets_by_with_every_twentieth_packet_lost(tmp_path: Path) -> None:
     assert 0.02 < lost / passed < 0.10
     rounds = training.rounds
     assert len(rounds) > 20
-    # A packet is sent again well before the deadline of a round, so hardly ever does a node miss one.
+    # A packet is sent again well before the deadline of a round, so hardly ever does a node
+    # miss one.
     assert statistics.mean(record.nodes == 5 for record in rounds) > 0.95
 
 
@@ -182,7 +189,8 @@ def test_a_run_goes_on_without_nodes_that_are_cut_off_and_has_them_back(
         training.end()
     rounds = training.rounds
     without = rounds[before:meanwhile]
-    # Asked once, and not again before they have answered: rounds do not wait for them over and over.
+    # Asked once, and not again before they have answered: rounds do not wait for them over
+    # and over.
     assert sorted(number for record in without for number in record.missed) == [
         host - 1 for host in cut
     ]
@@ -195,7 +203,9 @@ def test_a_run_goes_on_without_nodes_that_are_cut_off_and_has_them_back(
 
 
 def since_it_came(errors: str) -> str:
-    """What a node said from its first connection on: before, the aggregator may not have listened yet."""
+    """What a node said from its first connection on: before, the aggregator may not have
+    listened yet.
+    """
     return errors.partition("waiting for a task")[2]
 
 

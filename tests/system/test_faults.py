@@ -1,7 +1,8 @@
-"""What edge networks do to nodes: they are killed, they hang, they come late, they come back; and disks fill up.
+"""What edge networks do to nodes: they are killed, they hang, they come late, they come
+back; and disks fill up.
 
-Nodes fail in the middle of a round, after the broadcast and before the report, each time at the same place.
-"""
+Nodes fail in the middle of a round, after the broadcast and before the report, each time at
+the same place."""
 
 import re
 import signal

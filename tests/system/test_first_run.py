@@ -1,4 +1,6 @@
-"""The first run on machines that never made one: what has to be compiled is, before the clock starts."""
+"""The first run on machines that never made one: what has to be compiled is, before the
+clock starts.
+"""
 
 from pathlib import Path
 
@@ -9,8 +11,9 @@ from fedbudget.models.compiling import COMPILING
 from support.processes import Command, Commands, commands, records, summary
 
 LONG = 20.0
-"""Times what a round with its τ usually takes: what is beyond goes to something else, as to a kernel that is compiled
-in it, which takes a hundred rounds' time and more. A busy machine makes rounds several times as long, at worst."""
+"""Times what a round with its τ usually takes: what is beyond goes to something else, as to
+a kernel that is compiled in it, which takes a hundred rounds' time and more. A busy machine
+makes rounds several times as long, at worst."""
 
 
 def caches(folder: Path) -> dict[str, float]:
@@ -78,9 +81,8 @@ def test_a_run_in_one_process_with_an_empty_cache(tmp_path: Path) -> None:
 def share_of_rounds(run: Path) -> float:
     """Of the time that may be spent, what rounds took by the run's record.
 
-    The rest is what was before the first and between two of them, what rounds took beyond what is usual, and what was
-    left at the end.
-    """
+    The rest is what was before the first and between two of them, what rounds took beyond
+    what is usual, and what was left at the end."""
     rounds = records(run)
     step, rest = (
         np.array([getattr(each, name)["time"] for each in rounds]) for name in ("c", "b")

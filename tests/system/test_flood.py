@@ -1,9 +1,9 @@
-"""Anyone on the network, without credentials: connections that say nothing, half of a handshake, wrong tokens.
+"""Anyone on the network, without credentials: connections that say nothing, half of a
+handshake, wrong tokens.
 
-The run goes on, and ends as it would. Rounds take at most half as long again, as compared with the seconds before: this
-is a share of what the same machine did just then, and no test of how quick it is. See
-docs/research/robustness.md.
-"""
+The run goes on, and ends as it would. Rounds take at most half as long again, as compared
+with the seconds before: this is a share of what the same machine did just then, and no test
+of how quick it is. See docs/research/robustness.md."""
 
 import asyncio
 import signal

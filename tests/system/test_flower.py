@@ -80,7 +80,9 @@ def test_deployed_it_gives_these_bits_whatever_the_method(
 def test_deployed_a_time_budget_is_kept_and_tau_makes_up_for_slow_rounds(
     flower: Flower, data: str
 ) -> None:
-    """A round takes seconds, of which Flower's polls and processes are nearly all: τ = 1 would be a waste."""
+    """A round takes seconds, of which Flower's polls and processes are nearly all: τ = 1
+    would be a waste.
+    """
     seconds = 100
     made = flower.run(
         "loopback",

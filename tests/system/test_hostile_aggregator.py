@@ -13,7 +13,9 @@ OPTIONS = ["--model", "softmax", "--step-size", "0.05", "--budget", "time=1h"]
 
 
 def test_a_node_stops_at_once_whatever_it_computes(tmp_path: Path) -> None:
-    """It is at a round of a billion local updates; 20 s are what a machine that is busy may take to start it."""
+    """It is at a round of a billion local updates; 20 s are what a machine that is busy may
+    take to start it.
+    """
     with commands(tmp_path) as start:
         aggregator = start.serve(
             "--nodes", "1", "--tau", "1000000000", "--out", "run", *OPTIONS
@@ -36,7 +38,7 @@ def test_a_node_refuses_mini_batches_that_would_tell_too_much(tmp_path: Path) ->
         )
         (node,) = start.nodes(aggregator.port, 1)
         assert node.end() == 1
-        assert "mini-batches of 1 samples are asked for" in node.errors
+        assert "mini-batches of 1 samples are requested" in node.errors
         assert "Traceback" not in node.errors
         aggregator.wait_for("n1 at ipv4:127.0.0.1")
         assert "it will not take part: mini-batches of 1 samples" in aggregator.errors

@@ -1,4 +1,6 @@
-"""Ctrl-C, or a machine that shuts down, in the middle of a run: it ends in order, with all that it has."""
+"""Ctrl-C, or a machine that shuts down, in the middle of a run: it ends in order, with all
+that it has.
+"""
 
 import json
 import signal

@@ -1,4 +1,6 @@
-"""`fedbudget run` is killed at any moment, or told to stop, and goes on as if nothing had happened."""
+"""`fedbudget run` is killed at any moment, or told to stop, and goes on as if nothing had
+happened.
+"""
 
 import signal
 import sys
@@ -11,7 +13,8 @@ from fedbudget.result import Result
 from fedbudget.runs.folder import Run
 from support.processes import but_wall, commands, records, summary
 
-# Run with a phase and a round before the command: kills itself there. There are checkpoints as often as the disk can.
+# Run with a phase and a round before the command: kills itself there. There are checkpoints
+# as often as the disk can.
 KILLED = """
 import math, os, signal, sys
 from fedbudget import durable_files

@@ -1,7 +1,9 @@
-"""Many nodes joined from one machine: no round goes without any of them, and the aggregator's memory does not grow.
+"""Many nodes joined from one machine: no round goes without any of them, and the
+aggregator's memory does not grow.
 
-The aggregator is a real process. The nodes are coroutines in two other processes (this file, run as a script), as 200
-processes would take more memory and time to start than the test has.
+The aggregator is a real process. The nodes are coroutines in two other processes (this
+file, run as a script), as 200 processes would take more memory and time to start than the
+test has.
 
 FEDBUDGET_MINUTES is how long the long run takes, 10 when it is not set.
 """
@@ -22,7 +24,9 @@ from fedbudget.engines.remote.worker import Worker
 
 PROCESSES = 2
 FEATURES, SAMPLES = 64, 10
-"""Of each node: as many features as the digits have, and little to compute, as it is the conversation that counts."""
+"""Of each node: as many features as the digits have, and little to compute, as it is the
+conversation that counts.
+"""
 
 
 @pytest.mark.slow
@@ -42,13 +46,16 @@ def test_with_two_hundred_nodes_the_memory_of_the_aggregator_is_flat_after_the_f
     settled = [megabytes for second, megabytes in memory if second >= 60]
     quarter = max(1, len(settled) // 4)
     first, last = np.median(settled[:quarter]), np.median(settled[-quarter:])
-    # Records of rounds are kept for the end, 2 kB each: some MB in 10 minutes, of some 150. A tenth is not reached by
-    # those, and soon by anything that stays behind of every message.
+    # Records of rounds are kept for the end, 2 kB each: some MB in 10 minutes, of some 150.
+    # A tenth is not reached by those, and soon by anything that stays behind of every
+    # message.
     assert last < 1.1 * first
 
 
 def _memory_over(folder: Path, *, nodes: int, seconds: float) -> list[tuple[float, float]]:
-    """A run in which nobody misses a round; gives the aggregator's memory in MB by the second of the run."""
+    """A run in which nobody misses a round; gives the aggregator's memory in MB by the
+    second of the run.
+    """
     from support.processes import (
         checkpoint,
         commands,
@@ -107,7 +114,9 @@ async def _attend_all(port: int, numbers: list[int]) -> None:
 
 
 def _node_data(number: int) -> NodeData:
-    """Samples of two classes, apart from each other along a direction that is the same for all nodes."""
+    """Samples of two classes, apart from each other along a direction that is the same for
+    all nodes.
+    """
     rng = np.random.default_rng(number)
     y = np.arange(SAMPLES) % 2
     x = rng.normal(0, 1, (SAMPLES, FEATURES)) + np.where(y, 0.5, -0.5)[:, None]

@@ -1,4 +1,6 @@
-"""Masked sums between processes: nodes that are killed in every phase of a round, and an aggregator that is."""
+"""Masked sums between processes: nodes that are killed in every phase of a round, and an
+aggregator that is.
+"""
 
 import signal
 from functools import partial

@@ -1,7 +1,8 @@
-"""A PyTorch model of one's own in processes of their own: killed, resumed, late, and another one at one node.
+"""A PyTorch model of one's own in processes of their own: killed, resumed, late, and
+another one at one node.
 
-Nothing but a file with the model is at each of them. Each of these processes has to load PyTorch, so they take long.
-"""
+Nothing but a file with the model is at each of them. Each of these processes has to load
+PyTorch, so they take long."""
 
 import re
 import signal

@@ -43,7 +43,8 @@ def test_a_node_refuses_beyond_its_limit(tmp_path: Path) -> None:
 
 
 def assert_paid_when_killed(folder: Path, rounds: int, *options: str) -> None:
-    """The aggregator dies in round 7, which nodes have been asked for, and goes on to the end.
+    """The aggregator dies in round 7, which nodes have been asked for, and goes on to the
+    end.
 
     Args:
       rounds: that were paid for by then.
@@ -81,7 +82,9 @@ SAMPLES = ("--budget", "privacy=4", "--privacy-unit", "sample")
 
 @pytest.mark.slow
 def test_nodes_that_protect_samples_keep_a_limit_of_samples(tmp_path: Path) -> None:
-    """One whose limit is of nodes refuses; one whose limit is of samples pays for what it has told."""
+    """One whose limit is of nodes refuses; one whose limit is of samples pays for what it
+    has told.
+    """
     told = tmp_path / "told.json"
     limited = ("--privacy-limit", "6", "--privacy-account", str(told))
     with commands(tmp_path) as start:

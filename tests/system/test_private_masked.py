@@ -1,4 +1,6 @@
-"""Private runs with masked sums between processes: nodes that are killed in every phase, and an aggregator that is."""
+"""Private runs with masked sums between processes: nodes that are killed in every phase,
+and an aggregator that is.
+"""
 
 import json
 import signal
@@ -30,7 +32,9 @@ def told_by(run: Path) -> float:
 
 @pytest.mark.slow
 def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
-    """Rounds go on with the others; ε is never exceeded, and a node's own account has what it answered."""
+    """Rounds go on with the others; ε is never exceeded, and a node's own account has what
+    it answered.
+    """
     account = tmp_path / "told.json"
     with commands(tmp_path) as start:
         aggregator = start.serve(
@@ -64,7 +68,9 @@ def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_aggregator_has_paid_for_what_nodes_opened(tmp_path: Path) -> None:
-    """It goes on with the same nodes, which answer a round that they made already with what they said then."""
+    """It goes on with the same nodes, which answer a round that they made already with what
+    they said then.
+    """
     run = tmp_path / "run"
     with commands(tmp_path) as start:
         aggregator = start.serve("--nodes", "4", *OPTIONS, *BUDGETS)

@@ -1,4 +1,5 @@
-"""An aggregator that is killed at any point of a round, or told to stop, goes on as if nothing had happened.
+"""An aggregator that is killed at any point of a round, or told to stop, goes on as if
+nothing had happened.
 
 The nodes are not told of any of it: they keep running, and come back by themselves.
 """
@@ -32,8 +33,8 @@ OPTIONS = [
     "3",
 ]
 
-# Run with a phase, a round, and how many rounds it may be ahead of its disk, before the command: kills itself there, as
-# a crash or a power cut would.
+# Run with a phase, a round, and how many rounds it may be ahead of its disk, before the
+# command: kills itself there, as a crash or a power cut would.
 KILLED = """
 import os, signal, sys, time
 from fedbudget import training
@@ -130,7 +131,9 @@ MORE = [
 
 
 def undisturbed(nodes: int = 2, **options: Any) -> Result:
-    """The same in one process, from which a run over a network differs in nothing (test_network.py)."""
+    """The same in one process, from which a run over a network differs in nothing
+    (test_network.py).
+    """
     return train(
         model="softmax",
         shards=made(nodes),
@@ -186,7 +189,8 @@ def test_killed_in_one_phase_of_a_round_after_the_other(
     tmp_path: Path, phases: list[tuple[str, int]]
 ) -> None:
     run = tmp_path / "run"
-    # Never more than a round ahead: else a crash in one round may leave later ones on disk, and the next phase is past.
+    # Never more than a round ahead: else a crash in one round may leave later ones on disk,
+    # and the next phase is past.
     with commands(tmp_path) as start:
         aggregator = crash(start, *FIRST, "--nodes", "2", "--out", "run", *OPTIONS, ahead=1)
         port = aggregator.port
@@ -273,9 +277,7 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
         assert "budget bytes: a resumed run keeps its resources, time" in refused(
             run, "--budget", "bytes=2MB"
         )
-        assert "budget time=0.001s is below the" in refused(
-            run, "--budget", "time=1ms"
-        )
+        assert "budget time=0.001s is below the" in refused(run, "--budget", "time=1ms")
         assert "model is softmax there, and cannot become linear" in refused(
             run, "--model", "linear"
         )
@@ -301,7 +303,9 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
 def test_a_finished_run_goes_on_with_more_budget_and_nodes_that_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes have gone home; they begin anew, as those do in one process whose memory was too much to be saved."""
+    """Nodes have gone home; they begin anew, as those do in one process whose memory was
+    too much to be saved.
+    """
     run, more, options = (
         tmp_path / "run",
         ["--budget", "time=+2s"],

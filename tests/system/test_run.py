@@ -21,7 +21,9 @@ BUDGET = "--budget time=4s --budget energy=5kJ --watts 2.5"
 
 
 def fedbudget(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """Runs a command that should work; gives what it wrote to standard output and standard error."""
+    """Runs a command that should work; gives what it wrote to standard output and standard
+    error.
+    """
     code, out, err = run_command(capsys, *command.split())
     assert code == 0, err
     return out, err

@@ -1,4 +1,6 @@
-"""A node where nothing is installed but what `fedbudget[node]` brings: it takes part, and takes little memory."""
+"""A node where nothing is installed but what `fedbudget[node]` brings: it takes part, and
+takes little memory.
+"""
 
 import sys
 from pathlib import Path

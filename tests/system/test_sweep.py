@@ -1,4 +1,6 @@
-"""`fedbudget sweep` as a person uses it: interrupted and started again, with runs that fail, on a terminal or not."""
+"""`fedbudget sweep` as a person uses it: interrupted and started again, with runs that
+fail, on a terminal or not.
+"""
 
 import json
 import os
@@ -41,7 +43,9 @@ def cells_in(folder: Path) -> dict[str, tuple[int, int]]:
 
 @contextmanager
 def started(*options: str, until: Path, cells: int) -> Iterator[subprocess.Popen[str]]:
-    """A sweep in a group of processes of its own, as a terminal would start it, when it has done some cells."""
+    """A sweep in a group of processes of its own, as a terminal would start it, when it has
+    done some cells.
+    """
     process = subprocess.Popen(
         [str(FEDBUDGET), "sweep", *options],
         stdout=subprocess.PIPE,

@@ -1,6 +1,5 @@
-"""Raw tables of four hospitals, as a person has them, from the first refusal to a model; in one process and over a
-network.
-"""
+"""Raw tables of four hospitals, as a person has them, from the first refusal to a model; in
+one process and over a network."""
 
 import re
 import shlex
@@ -129,7 +128,9 @@ def test_labels_that_are_spelled_otherwise_are_shown_and_can_be_refused(
 def test_nodes_come_to_what_one_process_does(
     sites: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same layout and, but for rounding, the same model, though no one has seen more than one table."""
+    """The same layout and, but for rounding, the same model, though no one has seen more
+    than one table.
+    """
     options = [*TARGET, "--drop", "patient,visit", "--impute", "mean"]
     assert (
         fedbudget(

@@ -1,7 +1,8 @@
-"""Texts of different lengths on real nodes: a classifier with attention, in a file that all machines have.
+"""Texts of different lengths on real nodes: a classifier with attention, in a file that all
+machines have.
 
-Token ids are read from that file too, a list for each node, and a function in it makes batches of them.
-"""
+Token ids are read from that file too, a list for each node, and a function in it makes
+batches of them."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A time budget over a network holds to the second, whatever a node does; and the node hears of the end."""
+"""A time budget over a network holds to the second, whatever a node does; and the node
+hears of the end.
+"""
 
 import signal
 from pathlib import Path
@@ -57,7 +59,9 @@ def test_a_node_that_hangs_near_the_end(tmp_path: Path, method: str) -> None:
     "when", [2, 20], ids=["at work in a thread", "at work where it listens"]
 )
 def test_a_node_suspended_at_work_hears_the_farewell(tmp_path: Path, when: int) -> None:
-    """It listens before it sends its report, by which it would learn only that the aggregator is gone."""
+    """It listens before it sends its report, by which it would learn only that the
+    aggregator is gone.
+    """
     with commands(tmp_path) as start:
         aggregator = start.serve(
             "--nodes", "3", "--model", "softmax", "--budget", "time=3s", "--out", "run"

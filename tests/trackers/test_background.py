@@ -1,4 +1,6 @@
-"""Trackers that fail or hang do not end a run and do not hold it up; those that do their work miss nothing."""
+"""Trackers that fail or hang do not end a run and do not hold it up; those that do their
+work miss nothing.
+"""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -201,7 +203,5 @@ def test_rounds_of_a_run_that_goes_on_come_first_at_the_times_they_had(
 
 
 def test_a_run_without_a_folder_cannot_be_tracked() -> None:
-    with pytest.raises(
-        UserError, match="a tracked run needs a folder; set it with out"
-    ):
+    with pytest.raises(UserError, match="a tracked run needs a folder; set it with out"):
         fedbudget.train(track="tensorboard", budget="time=1s")

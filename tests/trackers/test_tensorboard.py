@@ -203,7 +203,8 @@ def test_needs_neither_pytorch_nor_tensorflow(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("seed = 1\n")
     program = (
         "import sys\n"
-        "sys.modules.update(torch=None, tensorflow=None)\n"  # importing either is an error now
+        # importing either is an error now
+        "sys.modules.update(torch=None, tensorflow=None)\n"
         "from pathlib import Path\n"
         "from fedbudget.settings.settings import Settings\n"
         "from fedbudget.trackers.tensorboard import TensorBoard\n"

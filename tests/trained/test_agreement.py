@@ -1,4 +1,6 @@
-"""What a model predicts, here and in every exported file, is what `evaluate` has judged: to 1e-5, for every model."""
+"""What a model predicts, here and in every exported file, is what `evaluate` has judged: to
+1e-5, for every model.
+"""
 
 import csv
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""Files for other programs: what is in them, and models that cannot be written so; see also test_agreement.py."""
+"""Files for other programs: what is in them, and models that cannot be written so; see also
+test_agreement.py.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,6 @@
-"""A trained model: what it predicts, from what, and what it refuses; of a result, and of a run on disk."""
+"""A trained model: what it predicts, from what, and what it refuses; of a result, and of a
+run on disk.
+"""
 
 from pathlib import Path
 from typing import Any

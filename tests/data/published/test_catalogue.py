@@ -1,4 +1,6 @@
-"""What is known of the published datasets: it fits their formats, and the real files where they are at hand."""
+"""What is known of the published datasets: it fits their formats, and the real files where
+they are at hand.
+"""
 
 import re
 

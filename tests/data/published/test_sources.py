@@ -1,4 +1,6 @@
-"""Archives and packages from real servers and processes: only what is expected is taken out of them."""
+"""Archives and packages from real servers and processes: only what is expected is taken out
+of them.
+"""
 
 import io
 import zipfile

@@ -1,4 +1,6 @@
-"""Files from real servers: what comes is checked, what breaks off goes on, what fails falls back."""
+"""Files from real servers: what comes is checked, what breaks off goes on, what fails falls
+back.
+"""
 
 import gzip
 import subprocess
@@ -207,7 +209,9 @@ def test_plain_files_come_plain(web: Web, tmp_path: Path) -> None:
 
 
 def test_what_is_said_to_be_encoded_stays_zipped(web: Web, tmp_path: Path) -> None:
-    """Some servers say of a `.gz` that gzip is its encoding: it would be unzipped on the way."""
+    """Some servers say of a `.gz` that gzip is its encoding: it would be unzipped on the
+    way.
+    """
     web.encoding = "gzip"
     fetch(tmp_path, mirror(web))
     assert everything(tmp_path) == HERE

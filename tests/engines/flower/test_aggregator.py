@@ -1,4 +1,6 @@
-"""Whole runs in this process, through both of the real apps and all of Flower's serialisation."""
+"""Whole runs in this process, through both of the real apps and all of Flower's
+serialisation.
+"""
 
 import json
 from pathlib import Path

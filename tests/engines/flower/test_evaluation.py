@@ -1,4 +1,6 @@
-"""Samples that Flower's nodes hold back: what the model is worth on them, through both of the real apps."""
+"""Samples that Flower's nodes hold back: what the model is worth on them, through both of
+the real apps.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,6 @@
-"""Nodes that fail, forget, are late, away, started anew, or come later; through the real apps."""
+"""Nodes that fail, forget, are late, away, started anew, or come later; through the real
+apps.
+"""
 
 import json
 import secrets
@@ -45,12 +47,15 @@ def test_a_node_that_fails_is_missed_and_comes_back(
     assert [record.missed for record in result.rounds] == [(), (1,), (1,), (), (), ()]
     assert [record.nodes for record in result.rounds] == [3, 2, 2, 3, 3, 3]
     assert (
-        "round 2, node 1 (Flower's 101): Flower error 2: <class 'MemoryError'>" in caplog.text
+        "round 2, node 1 (Flower's 101): Flower error 2: <class 'MemoryError'>"
+        in caplog.text
     )
 
 
 def test_a_round_with_too_few_nodes_is_made_again(tmp_path: Path) -> None:
-    """A node that fails once is asked again, and the run is the same as if nothing had happened."""
+    """A node that fails once is asked again, and the run is the same as if nothing had
+    happened.
+    """
     ours, left = local(min_nodes=3), {2: 1, 4: 2}
 
     def before(number: int, message: Message) -> None:
@@ -140,7 +145,9 @@ def test_a_node_that_has_lost_its_memory_says_so_and_goes_on(
 def test_a_report_that_comes_too_late_is_discarded_and_leaves_no_trace(
     tmp_path: Path,
 ) -> None:
-    """The node makes round 2, which is not counted, and goes back to where it stood after round 1."""
+    """The node makes round 2, which is not counted, and goes back to where it stood after
+    round 1.
+    """
     ours, late = local(), {"waits": 0}
 
     def kept_back(number: int, reply: Message) -> bool:
@@ -251,7 +258,9 @@ def test_a_supernode_that_is_started_anew_is_the_node_it_was_without_its_memory(
 def test_a_supernode_that_is_started_anew_in_a_round_that_needs_it_makes_that_round(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has failed there under its old number; what it says under that later on is discarded."""
+    """It has failed there under its old number; what it says under that later on is
+    discarded.
+    """
     monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
     ours = local(min_nodes=3)
     anew = replaced(ours, FIRST + 1, 500, partitions(3)[1], at=at)

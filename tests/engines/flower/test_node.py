@@ -1,4 +1,6 @@
-"""A node that is called with one message at a time: what it keeps in its context, and what it says when it cannot."""
+"""A node that is called with one message at a time: what it keeps in its context, and what
+it says when it cannot.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Models of one's own over a grid, through both of the real apps and all of Flower's serialisation."""
+"""Models of one's own over a grid, through both of the real apps and all of Flower's
+serialisation.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -68,7 +70,9 @@ def test_it_is_trained_as_in_one_process(tmp_path: Path, model: Any) -> None:
 
 
 def test_it_is_found_by_configurations_too(tmp_path: Path) -> None:
-    """The aggregator's by the run's, each node's by its own: nothing is loaded that another machine names."""
+    """The aggregator's by the run's, each node's by its own: nothing is loaded that another
+    machine names.
+    """
     (tmp_path / "net.py").write_text(NET)
     model = f"{tmp_path}/net.py:Net"
     (tmp_path / "ward.py").write_text(

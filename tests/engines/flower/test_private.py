@@ -1,4 +1,6 @@
-"""Private runs over Flower's grid: the same as in one process where noise can be repeated, and else secret."""
+"""Private runs over Flower's grid: the same as in one process where noise can be repeated,
+and else secret.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,9 @@ def test_noise_is_secret(tmp_path: Path) -> None:
 
 
 def test_samples_are_protected_by_noise_of_the_nodes_own(tmp_path: Path) -> None:
-    """Whose parameters are never the same, and whose ε is what the same run costs in one process."""
+    """Whose parameters are never the same, and whose ε is what the same run costs in one
+    process.
+    """
     options = {**PRIVATE, "privacy_unit": "sample"}
     found = run(tmp_path, **options, budget=BUDGET)
     expected = here(**options, budget=BUDGET.split(","))

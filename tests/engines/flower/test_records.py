@@ -1,4 +1,6 @@
-"""Messages and memories as Flower's records: they arrive to the bit, and what is not whole is refused."""
+"""Messages and memories as Flower's records: they arrive to the bit, and what is not whole
+is refused.
+"""
 
 from dataclasses import replace
 from typing import Any

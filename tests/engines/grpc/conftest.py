@@ -1,4 +1,6 @@
-"""A network that has made rounds; what happens to messages of masked sums, and what the aggregator reads."""
+"""A network that has made rounds; what happens to messages of masked sums, and what the
+aggregator reads.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,6 @@
-"""Certificates for a trial: what they say, whom they let pass, and that nothing is lost on the way."""
+"""Certificates for a trial: what they say, whom they let pass, and that nothing is lost on
+the way.
+"""
 
 import ipaddress
 import os
@@ -130,7 +132,7 @@ class TestFiles:
 
     def test_what_cannot_be_written_leaves_nothing_behind(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(UserError, match=r"cannot make certificates in .*file/certs"):
+        with pytest.raises(UserError, match=r"cannot create certificates in .*file/certs"):
             make(tmp_path / "file" / "certs", hosts=["localhost"])
         assert contents(tmp_path) == {"file": b""}
 
@@ -310,7 +312,7 @@ class TestAFolderWithACa:
 
     def test_and_nothing_to_make_is_an_error(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=[])
-        with pytest.raises(UserError, match="has a CA already; say for which"):
+        with pytest.raises(UserError, match="has a CA already; add --node"):
             make(tmp_path, hosts=[])
 
     @pytest.mark.parametrize(("lost", "left"), [("ca.pem", "ca.key"), ("ca.key", "ca.pem")])
@@ -367,7 +369,7 @@ class TestWhatIsAskedFor:
         ],
     )
     def test_must_be_hosts(self, tmp_path: Path, host: str) -> None:
-        with pytest.raises(UserError, match="is neither an IP address nor a host's name"):
+        with pytest.raises(UserError, match="is neither an IP address nor a host name"):
             make(tmp_path / "certs", hosts=["localhost", host])
         assert not (tmp_path / "certs").exists()
 
@@ -421,7 +423,7 @@ class TestTheCommand:
             "  fedbudget serve --cert certs/aggregator.pem --key certs/aggregator.key ...",
             "at each node:",
             "  fedbudget join localhost:7700 --ca certs/ca.pem ...",
-            "certs/ca.key makes further certificates; keep it where neither of them runs",
+            "certs/ca.key signs further certificates; keep it on another machine",
         ]
         assert names(tmp_path / "certs" / "aggregator.pem") == [
             "localhost",

@@ -33,7 +33,9 @@ from fedbudget.errors import UserError
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Certificates of our CA, some of them expired, and the same names from a stranger's CA."""
+    """Certificates of our CA, some of them expired, and the same names from a stranger's
+    CA.
+    """
     ours, theirs = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
     past = datetime.now(UTC) - timedelta(days=100)
     make(ours, hosts=["localhost", "127.0.0.1"], nodes=["expired"], days=10, now=past)
@@ -92,7 +94,9 @@ def ask(serving: Any, joining: Any, host: str = "127.0.0.1") -> str:
 
 
 def refused(serving: Any, joining: Any, why: str = "") -> None:
-    """The peers do not come together, for the reason that the node is told: little, where the aggregator refuses."""
+    """The peers do not come together, for the reason that the node is told: little, where
+    the aggregator refuses.
+    """
     with pytest.raises(grpc.aio.AioRpcError) as error:
         ask(serving, joining)
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -363,16 +367,16 @@ class TestAddresses:
             ("[]", "in brackets, is not an IPv6 address"),
             ("[::1", "is not an address"),
             ("[::1]7700", "is not an address"),
-            ("a b:1", "neither an IP address nor a host's name"),
-            ("127.0.0.256:1", "neither an IP address nor a host's name"),
-            ("127.1", "neither an IP address nor a host's name"),
-            ("2130706433:1", "neither an IP address nor a host's name"),
-            ("user@host:1", "neither an IP address nor a host's name"),
-            ("host/path:1", "neither an IP address nor a host's name"),
+            ("a b:1", "neither an IP address nor a host name"),
+            ("127.0.0.256:1", "neither an IP address nor a host name"),
+            ("127.1", "neither an IP address nor a host name"),
+            ("2130706433:1", "neither an IP address nor a host name"),
+            ("user@host:1", "neither an IP address nor a host name"),
+            ("host/path:1", "neither an IP address nor a host name"),
             ("http://host:1", "is not an address"),
             ("dns:///host", "must be a whole number"),
             ("ipv4:1.2.3.4:80", "is not an address"),
-            ("x" * 254, "neither an IP address nor a host's name"),
+            ("x" * 254, "neither an IP address nor a host name"),
         ],
     )
     def test_that_are_nonsense_are_refused(self, address: str, why: str) -> None:
@@ -425,7 +429,7 @@ class TestPrivacy:
         ],
     )
     def test_is_needed_elsewhere_unless_the_user_says_so(self, address: str) -> None:
-        with pytest.raises(UserError, match=r"fedbudget certs .* or say --insecure"):
+        with pytest.raises(UserError, match=r"fedbudget certs .* with --insecure"):
             require_privacy(address, encrypted=False, insecure=False)
         require_privacy(address, encrypted=True, insecure=False)
         require_privacy(address, encrypted=False, insecure=True)

@@ -1,4 +1,6 @@
-"""What a node sends: what is sent is what is read, and a report has what was asked for and nothing else."""
+"""What a node sends: what is sent is what is read, and a report has what was asked for and
+nothing else.
+"""
 
 from typing import Any
 
@@ -122,7 +124,7 @@ def test_numbers_that_nobody_asked_for(more: int) -> None:
     report = report_to(broadcast, 2, np.random.default_rng(0))
     message = pb.FromNode.FromString(pack_report(report, node_costs(1, 1), b"w" * 24)[0])
     assert isinstance(expecting(broadcast, 2).feed(message.SerializeToString()), Answer)
-    with pytest.raises(PeerError, match="bytes of numbers where there should be 32"):
+    with pytest.raises(PeerError, match="bytes of numbers instead of 32"):
         expecting(broadcast, 2).feed(
             changed(message, "report", "numbers", bytes(8 * 2 * (2 + more)))
         )

@@ -1,4 +1,6 @@
-"""Twenty thousand messages that were damaged on the way, or made up: each is a `PeerError` or means something valid."""
+"""Twenty thousand messages that were damaged on the way, or made up: each is a `PeerError`
+or means something valid.
+"""
 
 import tracemalloc
 from collections.abc import Callable
@@ -215,7 +217,9 @@ def test_damaged_messages_are_refused_or_mean_something(
 def converse(
     rng: np.random.Generator, reader: Any, messages: list[bytes], real: list[bytes]
 ) -> Any:
-    """One of the messages is damaged, or another one altogether; those before and after it are not."""
+    """One of the messages is damaged, or another one altogether; those before and after it
+    are not.
+    """
     which, found = rng.integers(len(messages)), None
     for number, message in enumerate(messages):
         found = reader.feed(other_than(rng, message, real) if number == which else message)

@@ -1,4 +1,6 @@
-"""Dataclasses without the names of their fields: what is encoded is what is built, and all types are checked."""
+"""Dataclasses without the names of their fields: what is encoded is what is built, and all
+types are checked.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,7 +78,8 @@ def test_other_values_are_refused(values: Any) -> None:
         LAYOUT.decode(msgspec.msgpack.encode(values))
 
 
-# What must be touched for a new field: the dataclass itself, below, and whoever fills it in and uses it.
+# What must be touched for a new field: the dataclass itself, below, and whoever fills it in
+# and uses it.
 
 
 @dataclass(frozen=True)

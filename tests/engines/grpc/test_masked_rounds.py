@@ -1,4 +1,6 @@
-"""Masked sums over a real network stack: what they give, who drops out when, and what the aggregator gets to see."""
+"""Masked sums over a real network stack: what they give, who drops out when, and what the
+aggregator gets to see.
+"""
 
 import time
 from pathlib import Path
@@ -40,7 +42,9 @@ def test_masked_rounds_come_to_the_same(method: str) -> None:
 def test_a_node_that_dies_costs_nothing_but_its_report(
     phase: type, at_message: Any
 ) -> None:
-    """In the last phase its report is in the sum already, and what opens it comes from others."""
+    """In the last phase its report is in the sum already, and what opens it comes from
+    others.
+    """
     with masked() as net:
         started(net)
         net.round()
@@ -71,7 +75,9 @@ def test_a_silent_node_is_left_out_and_comes_back(phase: type, at_message: Any) 
 def test_too_few_are_waited_for(
     at_message: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two of four have gone, and three are needed: that is said, and the round is made when one is back."""
+    """Two of four have gone, and three are needed: that is said, and the round is made when
+    one is back.
+    """
     options = MaskingOptions(identity=tmp_path / "node-2.key")
     with masked() as net:
         for node in (0, 1, 3):
@@ -117,7 +123,9 @@ def test_a_node_that_comes_later_takes_part() -> None:
 
 
 def test_a_round_is_made_again_with_the_same_nodes_alone() -> None:
-    """As after a crash of the aggregator, which has forgotten it; with others, the difference would be one report."""
+    """As after a crash of the aggregator, which has forgotten it; with others, the
+    difference would be one report.
+    """
     with masked() as net:
         joined = started(net)
         net.round()
@@ -136,7 +144,9 @@ def test_a_round_is_made_again_with_the_same_nodes_alone() -> None:
 def test_all_that_is_received_looks_like_chance(
     received: list[pb.FromNode], at_message: Any
 ) -> None:
-    """Masked vectors, encrypted shares and seeds, over rounds in which nodes drop out; besides, nothing but costs."""
+    """Masked vectors, encrypted shares and seeds, over rounds in which nodes drop out;
+    besides, nothing but costs.
+    """
     rounds = 40
     with masked() as net:
         started(net)
@@ -169,7 +179,8 @@ def test_all_that_is_received_looks_like_chance(
         assert (
             140 < chi_square(data) < 395
         )  # of 255 degrees of freedom; beyond by chance once in ten million
-    # Of one and the same figure, how many samples there are, no two nodes or rounds send the same.
+    # Of one and the same figure, how many samples there are, no two nodes or rounds send
+    # the same.
     first = [report.vectors[:8] for report in reports]
     assert len(set(first)) == len(first)
 
@@ -177,7 +188,9 @@ def test_all_that_is_received_looks_like_chance(
 def test_nothing_that_is_received_opens_one_node(
     received: list[pb.FromNode], at_message: Any
 ) -> None:
-    """Of every node and attempt, shares of its own seed were opened, or of its seeds with others; never of both."""
+    """Of every node and attempt, shares of its own seed were opened, or of its seeds with
+    others; never of both.
+    """
     with masked() as net:
         started(net)
         net.round()
@@ -202,7 +215,9 @@ def test_nothing_that_is_received_opens_one_node(
 
 
 def test_a_swapped_key_is_refused_by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An aggregator that puts keys of its own in the place of a node's, in a later round, or from the first."""
+    """An aggregator that puts keys of its own in the place of a node's, in a later round,
+    or from the first.
+    """
     group = MaskedRounds._group
 
     def swapping(self: MaskedRounds, attempt: Any, name: str, broadcast: Any) -> Group:
@@ -224,7 +239,7 @@ def test_a_swapped_key_is_refused_by_nodes(monkeypatch: pytest.MonkeyPatch) -> N
         net.round()  # without it
         with pytest.raises(
             RefusedByAggregator,
-            match="node-1 has shown another identity in this run before",
+            match="node-1 showed another identity earlier in this run",
         ):
             joined[0].result(LONG)
 
@@ -234,7 +249,7 @@ def test_a_replayed_group_is_refused_by_nodes(monkeypatch: pytest.MonkeyPatch) -
     told: list[str] = []
     with masked() as net:
         for node in range(4):
-            net.join(node, heard=told.append)
+            net.join(node, notify=told.append)
         net.start(4)
         net.round()
         net.server._rounds._last_attempt -= 1  # type: ignore[attr-defined]
@@ -251,7 +266,7 @@ def test_another_identity_under_a_name_is_refused_by_the_aggregator() -> None:
         again = net.join(2)  # a new process, with a new key that no file has kept
         with pytest.raises(
             RefusedByAggregator,
-            match="node-2 has shown another identity in this run before",
+            match="node-2 showed another identity earlier in this run",
         ):
             again.result(LONG)
         assert numbers(net.round()) == [0, 1, 3]
@@ -278,7 +293,7 @@ def test_a_node_that_insists_on_masks_refuses_who_has_none() -> None:
         net.server.wait_for(1, lambda: False)
         net.server.start(net.task)
         with pytest.raises(
-            RefusedByAggregator, match="would see this node's reports by themselves"
+            RefusedByAggregator, match="would see this node's reports one by one"
         ):
             joined.result(LONG)
 
@@ -304,4 +319,4 @@ def test_the_library_is_asked_for_where_it_is_missing(
         net.server.start(net.task)
         with pytest.raises(RefusedByAggregator, match="pip install"):
             joined.result(LONG)
-    assert masking_node.in_short(b"k" * 32).endswith("6b" * 32)
+    assert masking_node.describe_credential(b"k" * 32).endswith("6b" * 32)

@@ -1,4 +1,6 @@
-"""A node's end of its connection: what it sends, and what it makes of an aggregator that goes, returns or errs."""
+"""A node's end of its connection: what it sends, and what it makes of an aggregator that
+goes, returns or errs.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -155,7 +157,7 @@ def test_of_numbers_in_a_csv_only_names_means_and_deviations_are_told(
     assert (
         abs(sizes[0] - sizes[1]) <= 4
     )  # a hundred times as many samples take two wider numbers
-    with pytest.raises(UserError, match="has 9 samples; to be standardised it needs 10"):
+    with pytest.raises(UserError, match="has 9 samples; standardisation needs 10"):
         from_file(csv(tmp_path, 9)).samples()
 
 
@@ -189,7 +191,7 @@ def test_what_nodes_count_is_what_the_hub_counts(
 def test_a_node_goes_on_with_an_aggregator_that_comes_back() -> None:
     heard: list[str] = []
     with network(batch=5) as net:
-        joined = [net.join(node, heard=heard.append) for node in (0, 1)]
+        joined = [net.join(node, notify=heard.append) for node in (0, 1)]
         net.start(2)
         net.round(), net.round()
         net.restart(net.server.members.snapshot(), "back soon")
@@ -229,16 +231,18 @@ def test_an_aggregator_that_is_not_there_is_given_up() -> None:
 
 
 def test_a_farewell_is_heard_in_the_middle_of_a_round() -> None:
-    """And in the middle of a trial round, in which kernels may have to be compiled for a minute."""
+    """And in the middle of a trial round, in which kernels may have to be compiled for a
+    minute.
+    """
     heard: list[str] = []
     working, preparing = HeldWorker(node_data(0)), HeldWorker(node_data(1))
     with network() as net:
-        joined = [net.join(0, worker=working, heard=heard.append)]
+        joined = [net.join(0, worker=working, notify=heard.append)]
         net.start(1)
         for worker in (working, preparing):
             worker.go.clear()
         net.begin()
-        joined.append(net.join(1, worker=preparing, heard=heard.append))
+        joined.append(net.join(1, worker=preparing, notify=heard.append))
         until(
             lambda: (
                 net.server._rounds.count() == 2
@@ -256,7 +260,7 @@ def test_a_farewell_is_heard_in_the_middle_of_a_round() -> None:
 def test_a_node_says_that_it_waits_for_others() -> None:
     heard: list[str] = []
     with network() as net:
-        net.join(0, heard=heard.append)
+        net.join(0, notify=heard.append)
         until(lambda: bool(heard))
         assert heard == [f"connected to {net.address}; waiting for a task"]
         net.start(1)
@@ -268,7 +272,9 @@ def test_a_node_says_that_it_waits_for_others() -> None:
 
 
 async def met(*connections: list[bytes], code: Any = None) -> list[str]:
-    """A node meets an aggregator that says these bytes on each of its connections; what the node says of it."""
+    """A node meets an aggregator that says these bytes on each of its connections; what the
+    node says of it.
+    """
     heard: list[str] = []
     coming = iter(connections)
 
@@ -290,7 +296,7 @@ async def met(*connections: list[bytes], code: Any = None) -> list[str]:
     await server.start()
     try:
         await run_node(
-            f"127.0.0.1:{port}", Worker(node_data(0)), name="node-0", heard=heard.append
+            f"127.0.0.1:{port}", Worker(node_data(0)), name="node-0", notify=heard.append
         )
     finally:
         await server.stop(None)
@@ -305,15 +311,15 @@ def welcome(**other: Any) -> bytes:
     ("messages", "reason"),
     [
         ([b"\xff"], "bytes that are no message"),
-        ([b""], "an empty message where it was not expected"),
+        ([b""], "unexpected message: an empty message"),
         (
             [pb.FromAggregator(more=b"123").SerializeToString()],
-            "'more' where it was not expected",
+            "unexpected message: 'more'",
         ),
-        ([welcome(), welcome()], "'welcome' where it was not expected"),
+        ([welcome(), welcome()], "unexpected message: 'welcome'"),
         (
             [pack_welcome(Welcome(RUN, task(), (0, 1)))[0]],
-            "numbers for 2 nodes, where there are 1",
+            "numbers for 2 nodes instead of 1",
         ),
         ([pack_farewell(Farewell("not now", again=True))[0]], "not now"),
     ],
@@ -330,7 +336,7 @@ def test_a_node_stays_away_for_a_while_from_an_aggregator_that_breaks_the_rules(
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"round": 5, "base_round": 4}, "our memory cannot stand after round 4"),
+        ({"round": 5, "base_round": 4}, "this node has no memory of round 4"),
         ({"tau": 9}, "tau is 9, and no more than 8 was agreed on"),
         ({"eta": float("nan")}, "eta is nan"),
         ({"size": 10**10}, "10000000000 bytes of vectors announced"),
@@ -355,7 +361,7 @@ def test_a_broadcast_that_cannot_be(
     heard = asyncio.run(
         met([welcome(), message.SerializeToString()], pack_farewell(Farewell("over")))
     )
-    assert any(f"it said what it should not: {reason}" in text for text in heard)
+    assert any(f"it broke the protocol: {reason}" in text for text in heard)
 
 
 @pytest.mark.parametrize(

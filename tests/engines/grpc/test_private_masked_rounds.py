@@ -1,4 +1,6 @@
-"""Private rounds whose sums are masked: nodes add the noise, and the aggregator sees nothing without it."""
+"""Private rounds whose sums are masked: nodes add the noise, and the aggregator sees
+nothing without it.
+"""
 
 from typing import Any
 
@@ -24,7 +26,9 @@ def known(collected: CollectedRound) -> NoisySums:
 
 
 def noise_over_plan(net: Network, rounds: int) -> float:
-    """The variance of sums, in multiples of what was paid for; of updates there is hardly anything in them."""
+    """The variance of sums, in multiples of what was paid for; of updates there is hardly
+    anything in them.
+    """
     found = []
     for _ in range(rounds):
         broadcast = net.begin()
@@ -36,7 +40,9 @@ def noise_over_plan(net: Network, rounds: int) -> float:
 
 
 def test_noise_is_as_planned_for_the_fewest_and_more_where_more_are_there() -> None:
-    """Three of four must stay, and two shares are as much as is paid for: whoever looks at a sum knows one of them."""
+    """Three of four must stay, and two shares are as much as is paid for: whoever looks at
+    a sum knows one of them.
+    """
     with masked("private") as net:
         joined = started(net)
         assert known(net.round()).sums.w is None  # the first, which asks for lengths
@@ -67,7 +73,9 @@ def test_a_node_that_dies_takes_no_noise_away(phase: type, at_message: Any) -> N
 def test_all_that_is_received_looks_like_chance(
     received: list[pb.FromNode], at_message: Any
 ) -> None:
-    """No update, no length, no count: masked vectors and sealed shares, and what rounds cost."""
+    """No update, no length, no count: masked vectors and sealed shares, and what rounds
+    cost.
+    """
     rounds = 110
     with masked("private") as net:
         started(net)
@@ -107,7 +115,9 @@ def test_all_that_is_received_looks_like_chance(
 
 
 def test_a_round_that_is_made_again_has_the_same_noise() -> None:
-    """As after a crash of the aggregator: of two sums with noise of their own, the mean would have less."""
+    """As after a crash of the aggregator: of two sums with noise of their own, the mean
+    would have less.
+    """
     with masked("private") as net:
         joined = started(net)
         net.round()
@@ -178,7 +188,9 @@ def test_what_cannot_be_paid_for_is_not_opened(at_message: Any) -> None:
 def test_a_node_adds_noise_for_no_more_than_must_stay(
     sharers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An aggregator that says there are many more would have less noise; of four, three open a sum, one may look."""
+    """An aggregator that says there are many more would have less noise; of four, three
+    open a sum, one may look.
+    """
     group = MaskedRounds._group
 
     def lying(self: MaskedRounds, *arguments: Any) -> Group:
@@ -190,6 +202,6 @@ def test_a_node_adds_noise_for_no_more_than_must_stay(
         assert not net.round(left=1.0).enough
         for node in joined:
             with pytest.raises(
-                RefusedByAggregator, match=f"as if {sharers} nodes added theirs"
+                RefusedByAggregator, match=f"divides the noise among {sharers} nodes"
             ):
                 node.result(LONG)

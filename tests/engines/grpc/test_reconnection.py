@@ -1,4 +1,6 @@
-"""A connection is cut, as networks do it: the node comes back with all that it knew, whatever kind of data it holds."""
+"""A connection is cut, as networks do it: the node comes back with all that it knew,
+whatever kind of data it holds.
+"""
 
 import struct
 from collections.abc import Callable
@@ -96,7 +98,9 @@ def network_of_torch() -> nn.Module:
 def test_a_node_whose_connection_is_cut_comes_back_and_nothing_is_lost(
     data: Callable[[Path, int], NodeData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut between two rounds, and while the node is at work on one: every w is the one of a run that was never cut."""
+    """Cut between two rounds, and while the node is at work on one: every w is the one of a
+    run that was never cut.
+    """
     monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.01)
     own = [data(tmp_path, node) for node in range(NODES)]
     make = network_of_torch if data is of_torch else None
@@ -106,7 +110,9 @@ def test_a_node_whose_connection_is_cut_comes_back_and_nothing_is_lost(
 def run(
     own: list[NodeData], make: Callable[[], nn.Module] | None, *, cut: bool
 ) -> list[Float32]:
-    """The w of five rounds; the first node's connection may be cut after the second, and in the fourth."""
+    """The w of five rounds; the first node's connection may be cut after the second, and in
+    the fourth.
+    """
     settings = Settings(
         model="softmax", method="frugal", batch_size=8, seed=5, budget=("time=1h",)
     )

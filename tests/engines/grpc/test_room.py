@@ -1,21 +1,21 @@
-"""Room for reports: no more than fit are received at once, and whoever leaves gives its room back."""
+"""Memory of incoming reports: a bound, and memory is released when a peer leaves."""
 
 import asyncio
 from contextlib import suppress
 
-from fedbudget.engines.grpc.peers import Room
+from fedbudget.engines.grpc.peers import Capacity
 
 
 class Visitors:
-    """Who is in the room, and who was, in this order."""
+    """Which requests hold memory, and which did, in order."""
 
     def __init__(self, size: int) -> None:
-        self.room = Room(size)
+        self.capacity = Capacity(size)
         self.inside: dict[int, int] = {}
         self.most, self.came = 0, list[int]()
 
     async def visit(self, size: int, order: int) -> None:
-        async with self.room.take(size, order):
+        async with self.capacity.take(size, order):
             self.inside[order] = size
             self.came.append(order)
             self.most = max(self.most, sum(self.inside.values()))

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from fedbudget.engines.grpc.messages import pack_ready
-from fedbudget.engines.remote.members import GONE_FOR_GOOD
+from fedbudget.engines.remote.members import MAX_ROUNDS_AWAY
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.resources.resource import NodeCosts, Reading
 from support.methods import bits
@@ -67,7 +67,9 @@ def test_a_deadline_that_passes_before_the_round_is_waited_for() -> None:
         net.begin(least=1, timeout=0.02)
         pending = net.server._rounds.pending
         assert pending is not None
-        until(lambda: pending.owing == {"node-1"} and monotonic() > pending.deadline + 0.05)
+        until(
+            lambda: pending.awaited == {"node-1"} and monotonic() > pending.deadline + 0.05
+        )
         assert numbers(net.finish()) == [0]
         slow.go.set()
 
@@ -180,12 +182,12 @@ def test_nodes_that_are_gone_for_long_are_forgotten() -> None:
         net.start(2)
         net.round()
         leave(net, joined, 1)
-        for number in range(2, GONE_FOR_GOOD + 2):
+        for number in range(2, MAX_ROUNDS_AWAY + 2):
             assert net.server.lost(number) == []
             net.round()
         assert net.server.members["node-1"].base_round == 1
-        assert net.server.lost(GONE_FOR_GOOD + 2) == [1]
-        assert net.server.lost(GONE_FOR_GOOD + 2) == []
+        assert net.server.lost(MAX_ROUNDS_AWAY + 2) == [1]
+        assert net.server.lost(MAX_ROUNDS_AWAY + 2) == []
         assert net.server.members["node-1"].base_round == 0
 
 
@@ -255,7 +257,7 @@ def test_a_report_said_twice_counts_once(
     broadcast = net.begin()
     heard(peer)
     peer.say_what_it_can(*report_of(broadcast), *report_of(broadcast))
-    until(lambda: "is dropped: 'report' where 'nothing' was expected" in caplog.text)
+    until(lambda: "is dropped: 'report' instead of 'nothing'" in caplog.text)
     held.go.set()
     assert [int(answer.report.nodes[0]) for answer in net.finish().answers] == [0, 1, 2, 3]
 

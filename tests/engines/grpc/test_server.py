@@ -101,7 +101,7 @@ def test_all_hear_the_farewell() -> None:
 
 
 def test_a_port_that_is_taken_is_refused_in_words() -> None:
-    with network() as net, pytest.raises(UserError, match="cannot be listened on"):
+    with network() as net, pytest.raises(UserError, match="cannot listen on"):
         AggregatorServer(net.address, run="another", tokens=Tokens()).open()
 
 

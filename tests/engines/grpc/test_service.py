@@ -1,4 +1,6 @@
-"""What peers may say, and when, with real streams on loopback; who breaks the rules is dropped."""
+"""What peers may say, and when, with real streams on loopback; who breaks the rules is
+dropped.
+"""
 
 import gc
 import logging
@@ -47,9 +49,9 @@ from support.raw_peers import (
     [
         (
             lambda peer: hello_of_version(peer, 1),
-            f"it speaks version 1 of the protocol, and this is version {VERSION}",
+            f"it uses version 1 of the protocol, and this is version {VERSION}",
         ),
-        (lambda peer: hello_of_version(peer, 0), "it speaks version 0 of the protocol"),
+        (lambda peer: hello_of_version(peer, 0), "it uses version 0 of the protocol"),
         (
             lambda peer: peer.hello(instance="i" * 201),
             "`str` of length <= 200 - at `$.instance`",
@@ -63,13 +65,13 @@ from support.raw_peers import (
             lambda peer: peer.hello(samples=samples(scale=float("nan"))),
             "`float` >= 1e-30 - at `$.samples.scale`",
         ),
-        (lambda _: pack_ready(COSTS)[0], "'ready' where 'hello' was expected"),
+        (lambda _: pack_ready(COSTS)[0], "'ready' instead of 'hello'"),
         (
             lambda _: pb.FromNode(more=b"1234").SerializeToString(),
-            "'more' where 'hello' was expected",
+            "'more' instead of 'hello'",
         ),
-        (lambda _: b"GET / HTTP/1.1\r\n\r\n", "bytes that are no message"),
-        (lambda _: b"", "an empty message where 'hello' was expected"),
+        (lambda _: b"GET / HTTP/1.1\r\n\r\n", "bytes that are not a message"),
+        (lambda _: b"", "an empty message instead of 'hello'"),
     ],
 )
 def test_a_hello_that_breaks_the_rules(
@@ -91,7 +93,7 @@ def test_a_hello_that_breaks_the_rules(
         ({"shape": (7,)}, "features of shape (7,) here, (6,) elsewhere"),
         ({"stored": "uint8"}, "features stored as uint8 here"),
         ({"scale": 0.5}, "features scaled by 0.5 here"),
-        ({"parity": True}, "classes told apart as even and odd: True here"),
+        ({"parity": True}, "classes that are even or odd: True here"),
         ({"values": True}, "targets that are numbers: True here"),
         ({"classes": ("no", "perhaps")}, "its class 'perhaps' is not one of no, yes"),
     ],
@@ -128,7 +130,7 @@ def test_a_peer_that_never_says_hello(
 ) -> None:
     monkeypatch.setattr(service_module, "_HELLO_PATIENCE", 0.05)
     assert_turned_away(
-        RawPeer(net), "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog
+        RawPeer(net), "INVALID_ARGUMENT", "it was silent for 0.05 seconds", caplog
     )
     assert net.server.counters.dropped == 1
     assert_undisturbed(net)
@@ -140,9 +142,7 @@ def test_a_peer_that_never_gets_ready(
     monkeypatch.setattr(service_module, "_READY_PATIENCE", 0.05)
     peer = RawPeer(net)
     peer.say(peer.hello())
-    assert_turned_away(
-        peer, "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog
-    )
+    assert_turned_away(peer, "INVALID_ARGUMENT", "it was silent for 0.05 seconds", caplog)
     assert_undisturbed(net)
 
 
@@ -223,19 +223,19 @@ def spoilt(**other: Any) -> NodeCosts:
         ),
         (
             lambda broadcast: report_of(broadcast, round=broadcast.round - 1),
-            "a report of round 2 when asked for round 3",
+            "a report of round 2 instead of round 3",
         ),
         (
             lambda broadcast: report_of(broadcast, numbers=b""),
-            "0 bytes of numbers where there should be 48",
+            "0 bytes of numbers instead of 48",
         ),
         (
             lambda broadcast: report_of(broadcast, numbers=bytes(40)),
-            "40 bytes of numbers where there should be 48",
+            "40 bytes of numbers instead of 48",
         ),
         (
             lambda broadcast: report_of(broadcast, numbers=bytes(56)),
-            "56 bytes of numbers where there should be 48",
+            "56 bytes of numbers instead of 48",
         ),
         (
             lambda broadcast: report_of(broadcast, costs=spoilt(whole=float("nan"))),
@@ -251,15 +251,15 @@ def spoilt(**other: Any) -> NodeCosts:
         ),
         (
             lambda broadcast: report_of(broadcast, costs=spoilt(host="h" * 201)),
-            "a name of a host of 201 characters",
+            "a host name of 201 characters",
         ),
-        (lambda _: pack_ready(COSTS), "'ready' where 'report' was expected"),
+        (lambda _: pack_ready(COSTS), "'ready' instead of 'report'"),
         (
             lambda _: [pb.FromNode(more=b"1" * GOOD_VECTORS).SerializeToString()],
-            "'more' where 'report' was expected",
+            "'more' instead of 'report'",
         ),
-        (lambda _: [b""], "an empty message where 'report' was expected"),
-        (lambda _: [b"\x1a\xff"], "bytes that are no message"),
+        (lambda _: [b""], "an empty message instead of 'report'"),
+        (lambda _: [b"\x1a\xff"], "bytes that are not a message"),
     ],
 )
 def test_a_report_that_breaks_the_rules(
@@ -297,7 +297,7 @@ def test_half_a_report_and_then_silence(
         first, last = report_of(broadcast, nodes=nodes)
         peer.say(first)
         assert_turned_away(
-            peer, "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog
+            peer, "INVALID_ARGUMENT", "it was silent for 0.05 seconds", caplog
         )
         assert net.finish().missed == tuple(range(2, 2 + nodes))
         assert net.server.counters.dropped == 1
@@ -313,7 +313,7 @@ def test_a_flood_is_read_no_further_than_its_first_message(
     net.ready(3)
     before, extra = net.server.counters.received, pack_ready(COSTS)[0]
     peer.say_what_it_can(*[extra] * 1000)
-    until(lambda: "is dropped: 'ready' where 'nothing' was expected" in caplog.text)
+    until(lambda: "is dropped: 'ready' instead of 'nothing'" in caplog.text)
     until(lambda: len(net.server.descriptions()) == 2)
     assert net.server.counters.received - before == len(extra) + FRAME
     assert net.server.counters.dropped == 1
@@ -329,9 +329,7 @@ def test_a_report_that_nobody_asked_for(
     peer.become_ready()
     net.ready(3)
     peer.say(*report_of(broadcast))
-    assert_turned_away(
-        peer, "INVALID_ARGUMENT", "'report' where 'nothing' was expected", caplog
-    )
+    assert_turned_away(peer, "INVALID_ARGUMENT", "'report' instead of 'nothing'", caplog)
     assert_undisturbed(net)
 
 

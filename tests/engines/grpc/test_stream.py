@@ -100,7 +100,7 @@ BROADCAST = pb.FromAggregator.FromString(pack_broadcast(SMALL, 2, catch_up=True)
     ],
 )
 def test_what_comes_in_the_wrong_order(before: Callable[[], Any], message: Any) -> None:
-    with pytest.raises(PeerError, match="expected"):
+    with pytest.raises(PeerError, match=r"instead of|unexpected"):
         before().feed(message.SerializeToString())
 
 
@@ -131,14 +131,14 @@ def test_no_more_parts_than_were_announced() -> None:
         True,
         False,
     ]
-    with pytest.raises(PeerError, match="'more' where 'nothing' was expected"):
+    with pytest.raises(PeerError, match="'more' instead of 'nothing'"):
         reader.feed(LARGE_REPORT[-1])
 
 
 def test_another_report_before_the_end_of_one() -> None:
     reader = expecting(LARGE, 1)
     reader.feed(LARGE_REPORT[0])
-    with pytest.raises(PeerError, match="'report' where 'more of a report' was expected"):
+    with pytest.raises(PeerError, match="'report' instead of 'more of a report'"):
         reader.feed(LARGE_REPORT[0])
 
 
@@ -146,7 +146,7 @@ def test_another_broadcast_before_the_end_of_one() -> None:
     first, *_ = pack_broadcast(LARGE, 1, catch_up=False)
     reader = welcomed(replace(TASK, parameters=PART, request=NOTHING))
     assert reader.feed(first) is None
-    with pytest.raises(PeerError, match="'broadcast' where it was not expected"):
+    with pytest.raises(PeerError, match="unexpected message: 'broadcast'"):
         reader.feed(first)
 
 

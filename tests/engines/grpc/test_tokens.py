@@ -1,4 +1,6 @@
-"""Names of nodes, and tokens: what is let in, what is refused, and that nothing of a token is ever shown."""
+"""Names of nodes, and tokens: what is let in, what is refused, and that nothing of a token
+is ever shown.
+"""
 
 import hmac
 import traceback
@@ -226,7 +228,9 @@ class TestTokens:
 
 
 def assert_secret(error: BaseException) -> None:
-    """Neither the message nor what hangs on it shows a token. (Source lines of a traceback do not hold values.)"""
+    """Neither the message nor what hangs on it shows a token. (Source lines of a traceback
+    do not hold values.)
+    """
     shown = "".join(traceback.format_exception(error)) + repr(error) + repr(error.__dict__)
     for secret in (ONE, TWO, "fifteen-letters"):
         assert secret not in shown
@@ -269,7 +273,7 @@ class TestFile:
         shared = tmp_path / "shared"
         shared.write_text("one-token-for-everybody\n")
         shared.chmod(0o600)
-        with pytest.raises(UserError, match="one token for all has no name"):
+        with pytest.raises(UserError, match="a token without a name"):
             add_token(shared, "edge-1")
 
     def test_a_change_is_seen_and_with_none_left_nobody_comes_in(

@@ -1,4 +1,6 @@
-"""One peer of three says any number in any field, and of any cost: the run goes on with the two others."""
+"""One peer of three says any number in any field, and of any cost: the run goes on with the
+two others.
+"""
 
 from dataclasses import replace
 from typing import Any

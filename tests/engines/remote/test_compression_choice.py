@@ -15,9 +15,8 @@ def kinds(
     others: tuple[float, ...] = (0.001,),
     **how: bool,
 ) -> list[str]:
-    """What rounds are made with in which messages to one node and back are on the line for so long, with 32 bits and
-    with 8, and those of others not.
-    """
+    """What rounds are made with in which messages to one node and back are on the line for
+    so long, with 32 bits and with 8, and those of others not."""
     compressor = BroadcastCompressor("none")
     choice = CompressionChoice.first(
         compressor, parameters, **{"budgeted": False, "measured": True, **how}

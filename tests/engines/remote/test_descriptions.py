@@ -1,4 +1,6 @@
-"""Descriptions of data and tasks, as bytes and back: they arrive to the bit, and what cannot be is refused."""
+"""Descriptions of data and tasks, as bytes and back: they arrive to the bit, and what
+cannot be is refused.
+"""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""The network engine: how long a round may take, what it costs, and whole runs to the bits of those in one process."""
+"""The network engine: how long a round may take, what it costs, and whole runs to the bits
+of those in one process.
+"""
 
 import asyncio
 import threading
@@ -109,7 +111,9 @@ class TestDeadline:
         assert clock.deadline(broadcast()) == 3
 
     def test_one_that_always_comes_at_the_last_moment_does_not_put_it_off(self) -> None:
-        """Two of three answer within 0.1 s; the third takes nine tenths of every deadline, in updates or not."""
+        """Two of three answer within 0.1 s; the third takes nine tenths of every deadline,
+        in updates or not.
+        """
         for share in (0.0, 1.0):
             clock = clock_of(measured(bytes=1e9), None)
             for _ in range(60):
@@ -271,7 +275,9 @@ def test_an_interruption_in_the_middle_of_a_round_is_saved_and_charged(
 
 
 def trained(compress: Compression, *limits: str) -> tuple[float, int]:
-    """The loss over all samples that three nodes with digits come to, and what compression saved."""
+    """The loss over all samples that three nodes with digits come to, and what compression
+    saved.
+    """
     budget = ("time=1000s", *limits)
     settings = Settings(
         model="svm",
@@ -309,9 +315,9 @@ def trained(compress: Compression, *limits: str) -> tuple[float, int]:
 def test_compression_costs_little_loss_and_saves_what_it_should() -> None:
     exact, nothing = trained("none")
     assert nothing == 0
-    # 64 numbers take 256 bytes; with 16 bits 128, with 8 bits 64, and 4 for the scale of the one block.
-    # Each of three nodes is told w in all rounds but the first, the final one too, and what it would be without motion;
-    # and reports w in all but the last.
+    # 64 numbers take 256 bytes; with 16 bits 128, with 8 bits 64, and 4 for the scale of
+    # the one block. Each of three nodes is told w in all rounds but the first, the final
+    # one too, and what it would be without motion; and reports w in all but the last.
     vectors = 3 * (10 + 10 + 10)
     cases: list[tuple[Compression, float, int]] = [
         ("16-bit", 1e-3, 256 - 128 - 4),

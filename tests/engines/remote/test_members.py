@@ -99,7 +99,9 @@ def test_names_are_ordered_by_their_numbers() -> None:
 
 @given(st.lists(st.integers(1, 2**40), min_size=3, max_size=8), st.floats(0.1, 1.0))
 def test_none_has_more_than_its_share(sizes: list[int], share: float) -> None:
-    """Where the share is less than one of so many, all count the same; rounding down to whole samples aside."""
+    """Where the share is less than one of so many, all count the same; rounding down to
+    whole samples aside.
+    """
     members: Members[str] = Members(share=share)
     for number, size in enumerate(sizes):
         members.join(f"n{number}", [size])
@@ -118,9 +120,8 @@ def test_none_has_more_than_its_share(sizes: list[int], share: float) -> None:
     [(None, 150, 150), (None, 500_000, 220), (None, 2**40, 1), (0.5, 2**40, 220)],
 )
 def test_what_a_claim_counts_for(share: float | None, size: int, counts: int) -> None:
-    """Half of the average, beside nodes of 100 and 120 samples; beyond 10,000 times what most have, one sample, unless
-    a user has said what share one may have.
-    """
+    """Half of the average, beside nodes of 100 and 120 samples; beyond 10,000 times what
+    most have, one sample, unless a user has said what share one may have."""
     members: Members[str] = Members(share=share)
     for name, each in (("a", 100), ("b", 120), ("c", size)):
         members.join(name, [each])

@@ -1,4 +1,6 @@
-"""What a node holds: told of without any sample, and trained on with the class numbers and the scale of all."""
+"""What a node holds: told of without any sample, and trained on with the class numbers and
+the scale of all.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +122,9 @@ def test_a_gateway_has_several_nodes() -> None:
 
 
 def test_tables_become_the_features_that_they_would_in_one_place(tmp_path: Path) -> None:
-    """Columns in another order, other categories, missing cells: encoded, filled and standardised over all rows."""
+    """Columns in another order, other categories, missing cells: encoded, filled and
+    standardised over all rows.
+    """
     rows = [
         (RNG.normal(50, 9), RNG.choice(["f", "m"]), RNG.integers(0, 2)) for _ in range(40)
     ]

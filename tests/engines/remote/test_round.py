@@ -1,4 +1,6 @@
-"""The bookkeeping of a round: when it is over, who is counted, and what each is remembered to have done."""
+"""The bookkeeping of a round: when it is over, who is counted, and what each is remembered
+to have done.
+"""
 
 import weakref
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Over gRPC and in one process: the same w, to the bit, also with fewer bits sent, and with a part of the nodes."""
+"""Over gRPC and in one process: the same w, to the bit, also with fewer bits sent, and with
+a part of the nodes.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Nodes of different speeds over gRPC: who becomes slow in the middle is followed within five rounds."""
+"""Nodes of different speeds over gRPC: who becomes slow in the middle is followed within
+five rounds.
+"""
 
 from typing import Any
 
@@ -18,7 +20,9 @@ PACE = 40.0
 def test_a_node_that_becomes_slow_does_not_hold_the_others_up_for_more_than_five_rounds() -> (
     None
 ):
-    """A tenth as fast: soon the others make several times as many updates in a round, and it as few as it can."""
+    """A tenth as fast: soon the others make several times as many updates in a round, and
+    it as few as it can.
+    """
     workers: list[Any] = []
     updates: list[list[int]] = []
 

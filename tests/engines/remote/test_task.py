@@ -1,4 +1,6 @@
-"""What all agree on: the same for everyone, of the data of all, and refused where data do not go together."""
+"""What all agree on: the same for everyone, of the data of all, and refused where data do
+not go together.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -189,7 +191,9 @@ def named(
     """What a node with this table tells."""
     size = len(next(iter(columns.values())))
     values = {
-        name: TextColumn.of(cells) if isinstance(cells[0], str) else np.array(cells, np.float64)
+        name: TextColumn.of(cells)
+        if isinstance(cells[0], str)
+        else np.array(cells, np.float64)
         for name, cells in columns.items()
     }
     table = RawTable("t", values, "y", np.zeros(size), np.arange(size))

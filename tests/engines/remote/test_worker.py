@@ -100,9 +100,7 @@ def test_a_memory_goes_back_as_far_as_the_aggregator_may_and_no_further(
     work.answer(RoundRequest(broadcast[first], first))
     assert list(work.rounds) == [first, first + 1]
     for number in (first - 1, first + 2, 9):
-        with pytest.raises(
-            PeerError, match=f"no memory of round {number}, only of"
-        ):
+        with pytest.raises(PeerError, match=f"no memory of round {number}, only of"):
             work.answer(RoundRequest(replace(broadcast[8], round=10), number))
     work.answer(RoundRequest(broadcast[5], 0))  # as one that has just joined
     assert list(work.rounds) == [6]
@@ -267,8 +265,9 @@ def test_all_hold_the_same_w_and_what_was_saved_is_counted(
             net.round()
         for work in works:
             assert bits(work.request) == bits(net.sent)
-        # Six numbers of each vector: w in all reports, gradients in those of the paper's after the first, and w in all
-        # broadcasts after the first, with what it would be without motion where there is some.
+        # Six numbers of each vector: w in all reports, gradients in those of the paper's
+        # after the first, and w in all broadcasts after the first, with what it would be
+        # without motion where there is some.
         vectors = 5 + (4 if method in ("paper", "accelerated") else 0) + 4
         assert net.server.counters.saved == 3 * vectors * saved
         last = net.sent[-1].astype(np.float64)

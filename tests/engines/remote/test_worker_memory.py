@@ -1,4 +1,6 @@
-"""What a node of a large model holds: counted in vectors of as many numbers as the model has parameters."""
+"""What a node of a large model holds: counted in vectors of as many numbers as the model
+has parameters.
+"""
 
 import tracemalloc
 from dataclasses import replace
@@ -140,7 +142,8 @@ def test_how_many_vectors_a_node_holds() -> None:
             most.append(peak / (4 * LARGE))
     finally:
         tracemalloc.stop()
-    # Four of each of three rounds: w, w_i, c and c - c_i; and the w before the first, and of each a w^f, at most.
+    # Four of each of three rounds: w, w_i, c and c - c_i; and the w before the first, and
+    # of each a w^f, at most.
     assert max(held) < 16.5
     assert (
         max(most) < 30

@@ -1,4 +1,6 @@
-"""The paper's figures: the runs they ask for, what they make of rows, and that a claim can fail."""
+"""The paper's figures: the runs they ask for, what they make of rows, and that a claim can
+fail.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -84,7 +86,9 @@ class TestRuns:
 class TestLossAgainstTau:
     @staticmethod
     def rows(adaptive: dict[int, float], best: dict[int, int]) -> list[Row]:
-        """Losses that rise from 0.2, at the best τ of a case, by 0.01 for every τ that it is away from it."""
+        """Losses that rise from 0.2, at the best τ of a case, by 0.01 for every τ that it
+        is away from it.
+        """
         found = [runs(method="centralized", case=None, tau="adaptive", loss=0.2)]
         for case in CASES:
             found += [
@@ -141,7 +145,9 @@ class TestLossAgainstTau:
         assert none.measured.endswith("lower in no case")
 
     def test_accuracy_has_a_regret_of_its_own_where_there_is_any(self) -> None:
-        """From 0.8, the worst of a fixed τ, to 0.9, the best: 0.894 is 0.06 of the way down from there."""
+        """From 0.8, the worst of a fixed τ, to 0.9, the best: 0.894 is 0.06 of the way down
+        from there.
+        """
         rows = self.rows(dict.fromkeys(CASES, 0.2), dict.fromkeys(CASES, 1))
         for row in rows:
             row["accuracy"] = {"1": 0.8, "5": 0.85, "11": 0.9, "adaptive": 0.896}[
@@ -222,7 +228,9 @@ class TestVarying:
         assert not two[text].holds
 
     def test_similar_is_not_better(self) -> None:
-        """Where the paper says better, a loss that is the same or a little higher is none that is lower."""
+        """Where the paper says better, a loss that is the same or a little higher is none
+        that is lower.
+        """
 
         def rows(excess: float) -> list[Row]:
             return self.rows(lambda case, _: excess if case == 2 else -0.1, lambda _, f: f)
@@ -261,7 +269,9 @@ class TestVarying:
         assert not found["τ* grows with the time of an aggregation"].holds
 
     def test_rank_correlation_is_spearmans(self) -> None:
-        """1 - 6 Σ d² / n (n² - 1), with d the difference of two ranks, where no two values are the same."""
+        """1 - 6 Σ d² / n (n² - 1), with d the difference of two ranks, where no two values
+        are the same.
+        """
         rng = np.random.default_rng(1)
         for _ in range(20):
             x, y = rng.permutation(7).astype(float), rng.normal(size=7)
@@ -299,7 +309,9 @@ class TestPhi:
         assert f"R² {line.rvalue**2:.2f} in Case 1" in linear.measured
 
     def test_the_order_of_cases_may_differ_in_one_pair_of_ten(self) -> None:
-        """Of three φ, two are compared with the middle one: 12 pairs of cases, of which 11 are enough, and 10 not."""
+        """Of three φ, two are compared with the middle one: 12 pairs of cases, of which 11
+        are enough, and 10 not.
+        """
         text = "the order of τ* in Cases 1-4 is mostly the same for every φ"
         plain = {1: 40.0, 2: 20.0, 3: 97.0, 4: 5.0}
 
@@ -339,7 +351,9 @@ class TestMethods:
     def rows(
         frugal: dict[int, float], *, model: str = "svm", dataset: str = "mnist"
     ) -> list[Row]:
-        """Fixed τ from 0.2 to 0.3; the paper's method at 0.21 in Case 1 and at 0.25 in all others."""
+        """Fixed τ from 0.2 to 0.3; the paper's method at 0.21 in Case 1 and at 0.25 in all
+        others.
+        """
         task = {"model": model, "dataset": dataset, "batch_size": "100"}
         found = []
         for case in CASES:

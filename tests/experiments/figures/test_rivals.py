@@ -1,4 +1,6 @@
-"""The figures of tuned rivals: rows that separate runs bear out, times to a loss, and claims that can fail."""
+"""The figures of tuned rivals: rows that separate runs bear out, times to a loss, and
+claims that can fail.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -93,7 +93,9 @@ class TestSingleRun:
         ].holds
 
     def test_stable_is_a_deviation_of_half_the_mean(self) -> None:
-        """Of 40, 40, 40, 40, 40 and j the mean is (200 + j) / 6 and the variance 5 (j - 40)² / 36."""
+        """Of 40, 40, 40, 40, 40 and j the mean is (200 + j) / 6 and the variance 5 (j -
+        40)² / 36.
+        """
         text = "τ* is stable after it has adapted"
         for jump, share in ((100, "0.45"), (120, "0.56")):
             found = claims(
@@ -140,7 +142,9 @@ class TestPrototype:
 class TestAsynchronous:
     @staticmethod
     def rows(excess: dict[int, float], early: float = 0.1, lost: float = 0.02) -> list[Row]:
-        """Asynchronous losses that are so much higher than 0.2 at the end, and `early` higher before."""
+        """Asynchronous losses that are so much higher than 0.2 at the end, and `early`
+        higher before.
+        """
         return [
             {
                 "case": case,

@@ -1,4 +1,6 @@
-"""Figures out of all proportion to the others' are not believed, and honest ones stay as they are."""
+"""Figures out of all proportion to the others' are not believed, and honest ones stay as
+they are.
+"""
 
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.protocol.combine import believable
+from fedbudget.protocol.combine import capped_reports
 from fedbudget.protocol.messages import NUMBERS, Report
 
 USUAL: dict[str, float] = {
@@ -42,9 +44,9 @@ def test_honest_reports_stay_as_they_are(
         report(node, **{name: factor * USUAL[name] for name in names})
         for node, factor in enumerate(factors)
     ]
-    believed, doubts = believable(reports)
-    assert not any(doubts)
-    assert all(ours is theirs for ours, theirs in zip(believed, reports, strict=True))
+    capped, outliers = capped_reports(reports)
+    assert not any(outliers)
+    assert all(ours is theirs for ours, theirs in zip(capped, reports, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -62,33 +64,37 @@ def test_honest_reports_stay_as_they_are(
 def test_a_lie_counts_as_unknown_or_as_what_most_say(
     name: str, lie: float, counts: float
 ) -> None:
-    believed, doubts = believable([report(0), report(1), report(2, **{name: lie})])
-    assert doubts == [(), (), (name,)]
-    assert getattr(believed[2], name).tolist() == pytest.approx([counts], nan_ok=True)
+    capped, outliers = capped_reports([report(0), report(1), report(2, **{name: lie})])
+    assert outliers == [(), (), (name,)]
+    assert getattr(capped[2], name).tolist() == pytest.approx([counts], nan_ok=True)
 
 
 def test_a_gap_that_is_not_believed_is_the_one_that_most_have() -> None:
-    """Two see the loss fall by 0.1; the third says that it rose by 50, within what a loss may be."""
-    believed, _ = believable([report(0), report(1), report(2, losses=51.0)])
-    assert believed[2].losses - believed[2].best_losses == pytest.approx(-0.1)
+    """Two see the loss fall by 0.1; the third says that it rose by 50, within what a loss
+    may be.
+    """
+    capped, _ = capped_reports([report(0), report(1), report(2, losses=51.0)])
+    assert capped[2].losses - capped[2].best_losses == pytest.approx(-0.1)
 
 
 def test_who_speaks_for_many_nodes_has_one_voice() -> None:
-    believed, doubts = believable([report(0), report(1), report(2, nodes=50, beta=9e11)])
-    assert doubts[:2] == [(), ()]
-    assert np.isnan(believed[2].beta).all()  # type: ignore[arg-type]
+    capped, outliers = capped_reports(
+        [report(0), report(1), report(2, nodes=50, beta=9e11)]
+    )
+    assert outliers[:2] == [(), ()]
+    assert np.isnan(capped[2].beta).all()  # type: ignore[arg-type]
 
 
 def test_of_two_nobody_knows_who_lies() -> None:
     reports = [report(0), report(1, beta=9e11)]
-    assert believable(reports) == (reports, [(), ()])
+    assert capped_reports(reports) == (reports, [(), ()])
 
 
 @given(st.data())
 def test_one_of_three_moves_no_mean_by_more_than_its_bound(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(USUAL)))
     lie = data.draw(st.floats(allow_nan=False, allow_infinity=False))
-    believed, _ = believable([report(0), report(1), report(2, **{name: lie})])
+    capped, _ = capped_reports([report(0), report(1), report(2, **{name: lie})])
     bounds = {
         "rho": 1e4,
         "beta": 100,
@@ -97,9 +103,9 @@ def test_one_of_three_moves_no_mean_by_more_than_its_bound(data: st.DataObject) 
         "plain": 1e3,
         "corrected": 1e3,
     }
-    told = np.concatenate([getattr(each, name) for each in believed])
+    told = np.concatenate([getattr(each, name) for each in capped])
     assert np.nanmax(np.abs(told)) <= bounds[name] * 1.1 * USUAL[name] * (1 + 1e-9)
-    assert {each for each in NUMBERS if getattr(believed[2], each) is None} == {
+    assert {each for each in NUMBERS if getattr(capped[2], each) is None} == {
         "lasting",
         "shifted",
         "length",
