@@ -124,7 +124,7 @@ def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "wide.csv").write_text("a,b,c,price\n1,2,3,4.5\n")
     with pytest.raises(
         UserError,
-        match=r"wide\.csv has no column size, age and has a, b, c, which are not known",
+        match=r"wide\.csv has no column size, age and has the unknown columns a, b, c",
     ):
         evaluate(run, str(tmp_path / "wide.csv"))
     np.savez(tmp_path / "wide.npz", x=np.zeros((3, 3)), y=np.arange(3) / 2)

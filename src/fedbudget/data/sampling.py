@@ -6,7 +6,7 @@
 - Within an epoch no sample is used twice. Samples at the end of an epoch that do not fill a
   mini-batch are skipped.
 - If a shard is smaller than a mini-batch, every mini-batch contains all of its samples,
-  some of them once more than others.
+  some of them one time more than others.
 - Every local update draws a new mini-batch. The exception is the first update after an
   aggregation, which reuses the last mini-batch; with τ=1, a mini-batch is used at most
   twice. The reuse serves the paper's estimates; callers can turn it off with `fresh`.
