@@ -206,14 +206,14 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ),
         (
             {"speeds": "fast"},
-            r"speeds must be a number for each node, as 4,4,1,1,1, or lognormal:SPREAD .* 'fast'",
+            r"speeds must be a number for each node, such as 4,4,1,1,1, or lognormal:SPREAD .* 'fast'",
         ),
         ({"speeds": "lognormal:9"}, "a spread of at most 5, not 'lognormal:9'"),
         (
             {"speeds": (1, 4), "method": "centralized"},
-            "centralized descent has no nodes, and no speeds",
+            "centralized descent has no nodes and cannot use speeds",
         ),
-        ({"speeds": (1, 4), "costs": "measured"}, "speeds are of simulated costs"),
+        ({"speeds": (1, 4), "costs": "measured"}, "speeds need simulated costs"),
         ({"watts": -1}, "watts must be a number of at least 0, not -1"),
         (
             {"test_share": 1.0},

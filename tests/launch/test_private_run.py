@@ -152,7 +152,7 @@ def test_the_same_to_the_bit_when_it_goes_on(asked: dict[str, Any], tmp_path: Pa
         ({"until": "loss=0.1"}, "nodes report no loss"),
         ({"patience": 20}, "patience"),
         ({"privacy_delta": 1e-5, "budget": "time=2s"}, "need a budget of privacy"),
-        ({"budget": "privacy=200"}, "hides nothing"),
+        ({"budget": "privacy=200"}, "protects nothing"),
         ({"tau_max": 7}, "tau_max has no effect in a private run"),
         ({"gamma": 2.0}, "gamma has no effect in a private run"),
         ({"rounds": 1}, "rounds 1 trains nothing"),

@@ -31,7 +31,9 @@ def test_resources_without_a_counter_are_not_read() -> None:
 
 def test_given_readers_replace_those_of_resources() -> None:
     resources = [RESOURCES["time"], RESOURCES["cpu"]]
-    counters = ResourceCounters.of(resources, {"time": FunctionReader(lambda: 5.0), "cpu": None})
+    counters = ResourceCounters.of(
+        resources, {"time": FunctionReader(lambda: 5.0), "cpu": None}
+    )
     assert counters.read() == Snapshot({"time": 5.0})
 
 
@@ -46,7 +48,9 @@ def test_failing_counter_says_nothing_which_is_not_zero() -> None:
     def fail() -> float:
         raise MeterError("no such file")
 
-    counters = ResourceCounters({"x": FunctionReader(fail), "y": FunctionReader(lambda: 1.0)})
+    counters = ResourceCounters(
+        {"x": FunctionReader(fail), "y": FunctionReader(lambda: 1.0)}
+    )
     before = counters.read()
     assert math.isnan(before["x"])
     passed = counters.read() - before

@@ -117,7 +117,7 @@ class TestFailures:
         rapl = found(tmp_path)
         counter.write_text("1001")
         with pytest.raises(
-            MeterError, match="contains 1001, more than its maximum of 1000"
+            MeterError, match="1001, more than its maximum of 1000"
         ):
             rapl.read()
 
@@ -150,7 +150,7 @@ class TestFailures:
         assert "energy_uj is readable by root only" in refused(tmp_path)
 
     def test_a_machine_without_powercap_says_so(self, tmp_path: Path) -> None:
-        assert refused(tmp_path / "powercap") == "no powercap on this machine"
+        assert refused(tmp_path / "powercap") == "this machine has no powercap"
 
     def test_a_powercap_without_packages_says_so(self, tmp_path: Path) -> None:
         assert "no processor's energy" in refused(tmp_path)

@@ -26,7 +26,7 @@ def test_delay_adds_to_the_whole_alone() -> None:
 
 
 def test_no_more_time_than_there_was() -> None:
-    """A node that says a billion seconds is charged what the clock of the aggregator says."""
+    """A node that reports 1e9 seconds is charged with the time on the aggregator's clock."""
     costs = NodeCosts({"time": Reading(1e9, 2e9), "cpu": Reading(3.0, 4.0)})
     held = costs.within(most_within(6.0), 3)
     assert (held.step_seconds, held.seconds, held.readings["cpu"]) == (

@@ -87,9 +87,9 @@ WRONG = [
     ),
     (
         [*RUN, "--method", "asynchronous", "--speeds", "1,2"],
-        "every node needs a speed: 2 are given for",
+        "--speeds needs one number for each of the",
     ),
-    ([*RUN, "--speeds", "1,2"], "every node needs a speed: 2 are given for"),
+    ([*RUN, "--speeds", "1,2"], "--speeds needs one number for each of the"),
     (
         [*RUN, "--speeds", "1,fast"],
         "--speeds must be a number for each node, as 4,4,1,1,1, or lognormal:SPREAD",

@@ -1,7 +1,7 @@
-"""The list of resources, and what a round used of each.
+"""The registry of resources, and the usage of a round over all nodes.
 
-A resource of one's own is a subclass of `Resource` in a file of its own, and an entry here or a call of `register`: in
-the aggregator's process, and at nodes that are to read a counter for it.
+To add a resource, subclass `Resource` and call `register`: in the aggregator's process,
+and at every node that reads a counter for it.
 """
 
 import re
@@ -22,24 +22,25 @@ RESOURCES: dict[str, Resource] = {
 
 
 def register(resource: Resource) -> None:
-    """Makes a resource known to budgets, meters and views of this process."""
+    """Add a resource to the budgets, meters and views of this process."""
     if not re.fullmatch("[A-Za-z]+", resource.name):
-        raise ValueError(f"the name of a resource has letters only, not {resource.name!r}")
+        raise ValueError(f"a resource's name consists of letters, not {resource.name!r}")
     if resource.name in RESOURCES:
-        raise ValueError(f"there is a resource {resource.name} already")
+        raise ValueError(f"a resource named {resource.name} exists already")
     RESOURCES[resource.name] = resource
 
 
 def most_within(seconds: float) -> dict[str, float]:
-    """What a machine can use of each resource in so much time, for `NodeCosts.within`; of most there is no limit.
+    """Return the most of each resource that a machine can use in a time.
 
-    Other counters than the clock ran on while a node waited for its round: of them there is a second at least.
+    Counters other than the clock continue while a node waits for its round. Their limit is
+    that of one second at least.
     """
-    return {TIME.name: seconds} | {
+    limits = {
         name: resource.most_a_second * max(1.0, seconds)
         for name, resource in RESOURCES.items()
-        if name != TIME.name
     }
+    return limits | {TIME.name: seconds}
 
 
 def round_usage(
@@ -49,26 +50,24 @@ def round_usage(
     own: Snapshot | None = None,
     wire_bytes: int | None = None,
 ) -> RoundUsage:
-    """What all nodes together used in a round, combined as each resource says.
+    """Return the usage of a round over all nodes, combined by each resource's rule.
 
     Args:
-      updates: local updates of each.
-      own: what the aggregator's process counted in the whole round; None of a trial round, that nodes make alone.
-      wire_bytes: of all messages, where they were counted; else as nodes say.
+      nodes: costs that nodes reported.
+      updates: local updates at each node.
+      own: use of the aggregator's process in the whole round; None for a trial round,
+        which nodes make alone.
+      wire_bytes: bytes of all messages if they were counted; None to sum the reports.
     """
     present = [costs for costs in nodes if costs.nodes]
     counted = {} if own is None else own.values
-    names = dict.fromkeys(
-        [TIME.name, *counted, *(name for costs in present for name in costs.readings)]
-    )
-    combined = {
-        name: RESOURCES[name].combine(present, counted.get(name))
-        for name in names
-        if name in RESOURCES
-    }
-    return RoundUsage(
-        updates,
-        sum(costs.nodes for costs in present),
-        sum(costs.wire_bytes for costs in present) if wire_bytes is None else wire_bytes,
-        {name: reading for name, reading in combined.items() if reading is not None},
-    )
+    names = {TIME.name, *counted}.union(*(costs.readings for costs in present))
+    readings = {}
+    for name, resource in RESOURCES.items():
+        reading = resource.combine(present, counted.get(name)) if name in names else None
+        if reading is not None:
+            readings[name] = reading
+    if wire_bytes is None:
+        wire_bytes = sum(costs.wire_bytes for costs in present)
+    count = sum(costs.nodes for costs in present)
+    return RoundUsage(updates, count, wire_bytes, readings)

@@ -1,14 +1,15 @@
-"""Energy as codecarbon estimates it, for machines without a meter that can be read.
+"""Energy as estimated by codecarbon, for machines without a readable meter.
 
-codecarbon knows how much power many processors take at most, and figures from how busy they are; it adds the memory and
-graphics cards. It is the whole machine's energy, as with RAPL.
+codecarbon estimates the power of processors from their type and load, and adds memory and
+graphics cards. The energy is that of the whole machine, as with RAPL.
 
-It looks once a second, in a thread of its own, so that no reading holds a round up. Rounds are shorter than that: in
-between power is taken to be what it last was, and what was wrong about that is made up for during the next second. So
-what is told never jumps, and nodes on one machine, which look at different moments, still tell nearly the same.
+codecarbon samples the power once a second in its own thread, so a reading never delays a
+round. Rounds may be shorter than a second. Between two samples the power counts as
+constant, and the error of that is corrected over the next second. So the reported energy
+never jumps, and nodes on one machine report nearly the same energy although they sample at
+different times.
 
-Nothing leaves the machine and nothing is written: codecarbon is told to neither ask nor tell anyone, whatever its own
-configuration says.
+codecarbon sends nothing and writes nothing, regardless of its own configuration.
 """
 
 import logging
@@ -25,15 +26,15 @@ INTERVAL = 1.0
 """Seconds between two samples."""
 
 STALE = 10.0
-"""Seconds after which a look is too old to go by."""
+"""Seconds after which a sample is too old to be used."""
 
-_FIRST_INTERVAL = 0.2  # seconds until the second look
-_LEAST_INTERVAL = 0.05  # seconds, the least, between two looks; asked sooner, codecarbon says again what it saw
+_FIRST_INTERVAL = 0.2  # seconds until the second sample
+_MIN_INTERVAL = 0.05  # seconds; if asked sooner, codecarbon repeats its last sample
 _JOULES_PER_KWH = 3.6e6
 
 
 class CodeCarbon:
-    """The energy of this machine since this was made."""
+    """Energy of this machine since the object was created."""
 
     def __init__(self, tracker: Any, samples: "_PowerSamples") -> None:
         self.host = estimated(this_host())
@@ -42,10 +43,11 @@ class CodeCarbon:
 
     @classmethod
     def start(cls) -> "CodeCarbon":
-        """Begins to look; takes a second or two, in which codecarbon finds out what is in the machine."""
+        """Start sampling. codecarbon needs a second or two to detect the hardware."""
         if find_spec("codecarbon") is None:
             raise UserError(
-                "energy-meter codecarbon needs codecarbon; install it with: pip install 'fedbudget[codecarbon]'"
+                "energy-meter codecarbon needs codecarbon; install it with: "
+                "pip install 'fedbudget[codecarbon]'"
             )
         from codecarbon import OfflineEmissionsTracker
 
@@ -53,53 +55,53 @@ class CodeCarbon:
         samples = _PowerSamples()
         tracker = OfflineEmissionsTracker(
             measure_power_secs=INTERVAL,
-            api_call_interval=1,  # of looks, after which it tells `samples`
+            api_call_interval=1,  # call `samples` after every sample
             output_methods=[],
             output_handlers=[samples],
             emissions_endpoint=None,
             tracking_mode="machine",
             allow_multiple_runs=True,
-            force_carbon_intensity_g_co2e_kwh=0,  # what the energy does to the climate is not asked
+            force_carbon_intensity_g_co2e_kwh=0,  # emissions are not needed
             log_level="critical",
         )
         tracker.start()
         time.sleep(_FIRST_INTERVAL)
-        tracker.flush()  # a second look, for how much power it is to begin with
-        if samples.count < 2:  # it keeps all errors to itself
-            raise MeterError("codecarbon does not say what this machine takes")
+        tracker.flush()  # a second sample, for the initial power
+        if samples.count < 2:  # codecarbon reports no errors
+            raise MeterError("codecarbon cannot estimate the power of this machine")
         return cls(tracker, samples)
 
     def read(self) -> float:
-        """Joules since this was made."""
+        """Return the joules since the object was created."""
         if self._samples.age() > STALE:
-            self._tracker.flush()  # looks at once; its thread may have been held up
+            self._tracker.flush()  # samples at once: its thread may have been delayed
         if self._samples.age() > STALE:
             raise MeterError(
-                f"codecarbon has not looked at this machine's power for {self._samples.age():.0f} s"
+                "codecarbon has not sampled this machine's power for "
+                f"{self._samples.age():.0f} s"
             )
         return self._samples.joules()
 
     def close(self) -> None:
-        """Ends its thread."""
+        """End the sampling thread."""
         self._tracker.stop()
 
 
 class _PowerSamples:
-    """What codecarbon has counted, as one of its output handlers, and what to say in between.
-
-    Made with its clock, in seconds.
-    """
+    """Samples of codecarbon, as one of its output handlers, and the energy between them."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.count = 0
         self._clock = clock
         self._lock = threading.Lock()
         self._when = clock()
-        self._last = self._watts = 0.0
-        self._reported = self._rate = 0.0  # at the last look, and since then per second
+        self._last = 0.0  # joules at the last sample
+        self._watts = 0.0
+        self._reported = 0.0  # joules reported at the last sample
+        self._rate = 0.0  # joules reported per second since then
 
     def age(self) -> float:
-        """Seconds since the last look."""
+        """Return the seconds since the last sample."""
         return self._clock() - self._when
 
     def joules(self) -> float:
@@ -107,17 +109,16 @@ class _PowerSamples:
             return self._at(self._clock())
 
     def add(self, joules: float) -> None:
-        """Takes in what codecarbon has counted since the beginning."""
+        """Add a sample: the joules that codecarbon has counted since it started."""
         with self._lock:
             now = self._clock()
-            if self.count and now - self._when < _LEAST_INTERVAL:
+            if self.count and now - self._when < _MIN_INTERVAL:
                 return
             if self.count:
                 self._reported = self._at(now)
                 self._watts = (joules - self._last) / (now - self._when)
-            self._rate = max(
-                0.0, (joules + self._watts * INTERVAL - self._reported) / INTERVAL
-            )
+            target = joules + self._watts * INTERVAL  # at the next sample
+            self._rate = max(0.0, (target - self._reported) / INTERVAL)
             self._when = now
             self._last = joules
             self.count += 1
@@ -129,6 +130,8 @@ class _PowerSamples:
             + self._rate * min(since, INTERVAL)
             + self._watts * max(0.0, since - INTERVAL)
         )
+
+    # Methods that codecarbon calls.
 
     def live_out(self, total: Any, delta: Any) -> None:
         self.add(_JOULES_PER_KWH * total.energy_consumed)

@@ -1,4 +1,4 @@
-"""ResourceCounters of this process and machine, read all at once."""
+"""Counters of this process and machine, read together."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +10,7 @@ from fedbudget.resources.resource import MeterError, Reader, Reading, Resource
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What counters said at one moment, or what they counted between two; nan where one could not be read."""
+    """Counts at one moment, or between two, by resource; nan if a counter was not read."""
 
     values: Mapping[str, float]
 
@@ -29,11 +29,12 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Clock:
-    """A counter of this process.
+class FunctionReader:
+    """A counter that a function reads.
 
     Args:
-      read: gives the count.
+      read: returns the count.
+      host: see `Reader.host`.
     """
 
     read: Callable[[], float]
@@ -52,10 +53,12 @@ class ResourceCounters:
         resources: Iterable[Resource],
         readers: Mapping[str, Reader | None] | None = None,
     ) -> Self:
-        """Of those resources that can be read here.
+        """Return the counters of those resources that can be read here.
 
         Args:
-          readers: to read some with in place of what a resource finds by itself; None for not at all.
+          resources: the resources to count.
+          readers: replacements for the default readers, by resource; None switches a
+            counter off.
         """
         given = readers or {}
         chosen = {
@@ -65,27 +68,25 @@ class ResourceCounters:
         return cls({name: reader for name, reader in chosen.items() if reader is not None})
 
     def read(self) -> Snapshot:
-        """A counter that cannot be read says nan, which is not zero."""
+        """Read all counters; one that fails is nan, not zero."""
         return Snapshot({name: _count(reader) for name, reader in self._readers.items()})
 
     def readings(
         self, updating: Snapshot, whole: Snapshot, updates: int
     ) -> dict[str, Reading]:
-        """A round's readings, of what could be read.
+        """Return the readings of a round, without the counters that failed.
 
         Args:
-          updating: what all local updates took.
-          whole: what the round took.
+          updating: use of all local updates.
+          whole: use of the round.
+          updates: number of local updates.
         """
-        readings = {
-            name: Reading(updating[name] / updates, whole[name], reader.host)
-            for name, reader in self._readers.items()
-        }
-        return {
-            name: each
-            for name, each in readings.items()
-            if not math.isnan(each.step + each.whole)
-        }
+        readings = {}
+        for name, reader in self._readers.items():
+            reading = Reading(updating[name] / updates, whole[name], reader.host)
+            if not math.isnan(reading.step + reading.whole):
+                readings[name] = reading
+        return readings
 
 
 def _count(reader: Reader) -> float:

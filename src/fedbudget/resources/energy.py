@@ -1,7 +1,8 @@
-"""Energy: joules that machines measure, and declared watts where they do not.
+"""Energy: measured joules, or declared watts on machines without a meter.
 
-Processors count their energy (rapl.py), and codecarbon estimates it where they do not (carbon.py). Both are of a whole
-machine. Neither sees the network card, hence a declared cost of every byte.
+Two readers measure a whole machine: RAPL counters of the processor (rapl.py), and
+estimates by codecarbon (carbon.py). Neither includes the network card, so each byte has a
+declared cost in addition.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,20 +45,17 @@ class Energy(Resource):
 
     def meter(self, metering: Metering) -> Meter:
         declared = DeclaredEnergy(**metering.declared_for(self.settings))
-        return (
-            MeasuredEnergy(declared)
-            if metering.network and metering.simulated is None
-            else declared
-        )
+        return MeasuredEnergy(declared) if metering.measured else declared
 
 
 def energy_reader(name: str | None = None) -> Reader | None:
-    """What reads this machine's energy, or none where it is figured from declared watts.
+    """Return the reader of this machine's energy; None if declared watts are used.
 
     Args:
-      name: `rapl`, `codecarbon` or `declared`; `auto`, or none, is RAPL where it can be read, else declared.
+      name: `rapl`, `codecarbon` or `declared`. `auto` or None selects RAPL if this process
+        can read it, and declared watts otherwise.
     """
-    from fedbudget.resources.rapl import Rapl  # read only where energy is
+    from fedbudget.resources.rapl import Rapl  # needed only if energy is read
 
     if name in (None, "auto"):
         return Rapl.find()
@@ -77,11 +75,11 @@ def energy_reader(name: str | None = None) -> Reader | None:
 
 @dataclass(frozen=True)
 class DeclaredEnergy:
-    """A power draw per node, and the cost of every byte sent.
+    """A constant power per node, and a cost for every byte.
 
     Args:
-      watts: of one node, as long as the run lasts; 5 W is a Raspberry Pi at work.
-      joules_per_byte: of sending and receiving; 1e-6 is about right for Wi-Fi.
+      watts: power of one node during the run; 5 W is a busy Raspberry Pi.
+      joules_per_byte: energy to send and receive a byte; about 1e-6 for Wi-Fi.
     """
 
     source: ClassVar[Source] = "declared"
@@ -93,52 +91,45 @@ class DeclaredEnergy:
 
     def read(self, usage: RoundUsage, time: Cost) -> Cost:
         power = self.watts * usage.nodes
-        return Cost(
-            power * time.step,
-            power * time.aggregation + self.joules_per_byte * usage.wire_bytes,
-        )
+        traffic = self.joules_per_byte * usage.wire_bytes
+        return Cost(power * time.step, power * time.aggregation + traffic)
 
 
 class MeasuredEnergy:
-    """Joules as machines measure them, declared watts for the nodes on others, and a declared cost of every byte."""
+    """Measured joules, declared watts of other nodes, and a declared cost of bytes."""
 
     def __init__(self, declared: DeclaredEnergy) -> None:
         self._declared = declared
-        # of the nodes' joules so far
-        self._any_measured = False
+        self._any_measured = False  # in any round so far
         self._any_declared = False
 
     @property
     def source(self) -> Source:
         if not self._any_measured:
             return "declared"
-        return (
-            "estimated"
-            if self._any_declared or self._declared.joules_per_byte > 0
-            else "measured"
-        )
+        if self._any_declared or self._declared.joules_per_byte > 0:
+            return "estimated"
+        return "measured"
 
     def read(self, usage: RoundUsage, time: Cost) -> Cost:
         reading = usage.readings.get(Energy.name)
-        metered = 0 if reading is None else reading.nodes
-        declared = self._declared.read(
-            replace(usage, nodes=usage.nodes - metered, readings={}), time
-        )
-        measured = (
-            Cost.split("the energy", reading, usage.updates) if metered else Cost(0.0, 0.0)
-        )
-        self._any_measured |= metered > 0
-        self._any_declared |= metered < usage.nodes or (
-            reading is not None and reading.estimated
-        )
+        if reading is None or not reading.nodes:
+            self._any_declared |= usage.nodes > 0
+            return self._declared.read(usage, time)
+        measured = Cost.split("the energy", reading, usage.updates)
+        self._any_measured = True
+        self._any_declared |= reading.nodes < usage.nodes or reading.estimated
+
+        others = replace(usage, nodes=usage.nodes - reading.nodes, readings={})
+        declared = self._declared.read(others, time)
         return Cost(
             measured.step + declared.step, measured.aggregation + declared.aggregation
         )
 
     def state(self) -> list[bool]:
-        """What `source` goes by, as a plain list."""
+        """Return the state that `source` depends on, as plain JSON."""
         return [self._any_measured, self._any_declared]
 
     def restore(self, state: Sequence[bool]) -> None:
-        """Goes on from there."""
+        """Continue from a `state`."""
         self._any_measured, self._any_declared = state

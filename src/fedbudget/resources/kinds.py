@@ -1,12 +1,10 @@
-"""Time: the wall clock, of the slowest node; or simulated as the paper does.
+"""Resources without a file of their own: time, CPU time, bytes and money.
 
-The paper's simulated time is Gaussian, with the means and deviations measured on its prototype (appendix).
-
-CPU seconds, of all threads of every process that takes part.
-
-Bytes of all messages, both ways. Local updates send nothing.
-
-Money, figured from declared prices; whatever currency they are in.
+- Time is the wall clock of the slowest node, or simulated as in the paper: Gaussian, with
+  the means and deviations that its appendix reports for the prototype.
+- CPU time is summed over all threads of every process that takes part.
+- Bytes are those of all messages in both directions. Local updates send none.
+- Money follows from declared prices, in any currency.
 """
 
 import time
@@ -17,11 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedbudget.errors import UserError
-from fedbudget.resources.counters import Clock
+from fedbudget.resources.counters import FunctionReader
 from fedbudget.resources.resource import (
     CombinedReading,
     Cost,
-    Counted,
+    CounterMeter,
     Meter,
     Metering,
     NodeCosts,
@@ -34,24 +32,23 @@ from fedbudget.resources.resource import (
     slowest,
 )
 
-UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
-
-_LEAST = 1e-10  # a draw is never less than this, nor negative
+_TIME_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+_MIN_DRAW = 1e-10  # seconds
 
 
 class Time(Resource):
     name = "time"
     unit = "s"
-    units: ClassVar[Mapping[str, float]] = UNITS
+    units: ClassVar[Mapping[str, float]] = _TIME_UNITS
 
     def reader(self) -> Reader:
-        return Clock(time.perf_counter)
+        return FunctionReader(time.perf_counter)
 
     def combine(self, nodes: Sequence[NodeCosts], own: float | None) -> CombinedReading:
         return slowest(self.name, nodes, own)
 
     def meter(self, metering: Metering) -> TimeMeter:
-        return metering.simulated or Counted(self.name, "the time")
+        return metering.simulated or CounterMeter(self.name, "the time")
 
 
 @dataclass(frozen=True)
@@ -60,11 +57,9 @@ class Gaussian:
     deviation: float
 
     def draw(self, rng: np.random.Generator, count: int) -> float:
-        """The mean of so many draws."""
-        return (
-            float(np.maximum(rng.normal(self.mean, self.deviation, count), _LEAST).sum())
-            / count
-        )
+        """Return the mean of `count` draws, each clipped at 1e-10."""
+        draws = rng.normal(self.mean, self.deviation, count)
+        return float(np.maximum(draws, _MIN_DRAW).mean())
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Profile:
     aggregation: Gaussian
 
     def times(self, factor: float) -> "Profile":
-        """The same with aggregations that take so many times as long."""
+        """Return the profile with aggregations slower by a factor."""
         slower = Gaussian(
             factor * self.aggregation.mean, factor * self.aggregation.deviation
         )
@@ -88,17 +83,20 @@ DGD = {
     3: Profile(Gaussian(0.095353094, 0.016688657), Gaussian(0.157255906, 0.066722225)),
     4: Profile(Gaussian(0.022075891, 0.008528005), Gaussian(0.108598094, 0.044627335)),
 }
-"""Deterministic gradient descent, by case: in Case 3 a node has all of the data."""
+"""Deterministic gradient descent, by case. In Case 3 each node has all data."""
 
 SGD = Profile(Gaussian(0.013015156, 0.006946299), Gaussian(0.131604348, 0.053873234))
 """Stochastic gradient descent, in all cases."""
 
 CENTRALIZED_SGD = Profile(Gaussian(0.009974248, 0.011922926), Gaussian(0.0, 0.0))
-"""Stochastic gradient descent in one place, which never aggregates."""
+"""Centralized stochastic gradient descent, without aggregations."""
 
 
 class SimulatedTime:
-    """Draws the time of each round: c is the mean of τ draws, as slow as the slowest node, and b is one."""
+    """Draws the time of each round: c is the mean of τ draws, b is one draw.
+
+    c is multiplied by the slowness of the slowest node.
+    """
 
     source: ClassVar[Source] = "simulated"
 
@@ -114,38 +112,36 @@ class SimulatedTime:
         return Cost(usage.slowness * self.profile.step.mean, self.profile.aggregation.mean)
 
     def state(self) -> dict[str, Any]:
-        """Where the draws have come to, as plain JSON."""
+        """Return the state of the generator as plain JSON."""
         return dict(self._rng.bit_generator.state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from where `state` was taken."""
+        """Continue from a `state`."""
         try:
             self._rng.bit_generator.state = dict(state)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise UserError(
-                f"the state of the simulated time is not one: {error}"
+                f"the state of the simulated time is invalid: {error}"
             ) from None
 
 
 class Cpu(Resource):
     name = "cpu"
     unit = "s"
-    units: ClassVar[Mapping[str, float]] = UNITS
+    units: ClassVar[Mapping[str, float]] = _TIME_UNITS
     most_a_second = 1024.0  # cores
 
     def reader(self) -> Reader:
-        return Clock(time.process_time)
+        return FunctionReader(time.process_time)
 
     def meter(self, metering: Metering) -> Meter:
-        return (
-            Counted(self.name, "the CPU time")
-            if metering.simulated is None
-            else SimulatedCpu()
-        )
+        if metering.simulated is not None:
+            return SimulatedCpu()
+        return CounterMeter(self.name, "the CPU time")
 
 
 class SimulatedCpu:
-    """Every node is busy during its local updates, and idle otherwise."""
+    """Every node is busy during its local updates and idle otherwise."""
 
     source: ClassVar[Source] = "simulated"
 
@@ -160,31 +156,27 @@ class Bytes(Resource):
         **{"B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
         **{"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40},
     }
-    spread = 0.05  # messages are much alike
+    spread = 0.05  # messages have similar sizes
 
     def format(self, amount: float) -> str:
-        """In the largest unit that fits.
+        """Return the amount as text, in the largest unit that fits.
 
         >>> Bytes().format(20_000_000), Bytes().format(999)
         ('20MB', '999B')
         """
-        scale = 1.0
         unit = self.unit
         for candidate in ("kB", "MB", "GB"):
             if abs(amount) >= self.units[candidate]:
-                scale = self.units[candidate]
                 unit = candidate
-        return f"{amount / scale:.4g}{unit}"
+        return f"{amount / self.units[unit]:.4g}{unit}"
 
     def meter(self, metering: Metering) -> Meter:
-        return WireBytes(
-            "measured" if metering.network and metering.simulated is None else "declared"
-        )
+        return WireBytes("measured" if metering.measured else "declared")
 
 
 @dataclass(frozen=True)
 class WireBytes:
-    """The messages of a round, as counted by an engine that sends them, or as they would be on the wire."""
+    """Bytes of a round's messages: counted by the engine, or computed from their sizes."""
 
     source: Source
 
@@ -213,7 +205,5 @@ class Prices:
 
     def read(self, usage: RoundUsage, time: Cost) -> Cost:
         rate = self.price_per_hour / 3600 * usage.nodes
-        return Cost(
-            rate * time.step,
-            rate * time.aggregation + self.price_per_gigabyte / 1e9 * usage.wire_bytes,
-        )
+        traffic = self.price_per_gigabyte / 1e9 * usage.wire_bytes
+        return Cost(rate * time.step, rate * time.aggregation + traffic)

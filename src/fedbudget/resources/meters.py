@@ -1,4 +1,4 @@
-"""The meters of a run: what a round costs in every resource of its budget, and what the next is thought to cost."""
+"""The meters of a run: measured costs of a round and expected costs of the next."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -26,7 +26,7 @@ from fedbudget.resources.speeds import Speeds
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A meter that goes by earlier rounds too; its state is plain JSON."""
+    """A meter that depends on earlier rounds; its state is plain JSON."""
 
     def state(self) -> Any: ...
 
@@ -38,10 +38,10 @@ class Meters:
     """The meters of a budget's resources.
 
     Args:
-      budget: what is to be metered.
-      time: always there, because other meters are figured from it.
-      others: by the name of their resource.
-      speeds: of simulated nodes, where they differ.
+      budget: the budget to meter.
+      time: meter of the time; other meters depend on it, so it is always present.
+      others: other meters by the name of their resource.
+      speeds: speeds of simulated nodes; None if they are equal.
     """
 
     budget: Budget
@@ -53,7 +53,7 @@ class Meters:
     def of(
         cls, budget: Budget, metering: Metering, speeds: Speeds | None = None
     ) -> "Meters":
-        """Of all known resources, so that what is declared of any is checked."""
+        """Create the meters of all resources, which checks every declared cost."""
         others = {
             name: resource.meter(metering)
             for name, resource in RESOURCES.items()
@@ -63,68 +63,68 @@ class Meters:
 
     @property
     def resources(self) -> tuple[Resource, ...]:
-        """What the counters of a process are read for; a machine's are none of a simulated node's or aggregator's."""
-        return (
-            TIME,
-            *(
-                each
-                for each in self.budget.resources
-                if each is not TIME and not each.machine_wide
-            ),
-        )
+        """Resources with a counter per process.
+
+        Counters of the whole machine do not belong to a simulated node or the aggregator.
+        """
+        others = [
+            each
+            for each in self.budget.resources
+            if each is not TIME and not each.machine_wide
+        ]
+        return (TIME, *others)
 
     def counters(self) -> ResourceCounters:
-        """Of this process, as far as they are needed: some are slow to read."""
+        """Return this process's counters of the budget's resources alone; some are slow."""
         return ResourceCounters.of(self.resources)
 
     def step_times(self, nodes: Int64) -> Float64 | None:
-        """What a local update takes at each of these nodes, to compare them by, [n]; None where nobody says."""
+        """Return the relative time of a local update at each node, [n]; None if unknown."""
         return None if self.speeds is None else self.speeds.step_times(nodes)
 
     def slowness(self, nodes: Int64, updates: Int64, tau: int) -> float:
-        """How many times as long as τ updates of a node of speed 1 the longest of these nodes' updates take.
+        """Return the longest update time of these nodes, relative to τ updates at speed 1.
 
         Args:
-          updates: that each of them makes, [n].
+          nodes: node numbers, [n].
+          updates: number of updates of each node, [n].
+          tau: τ of the round.
         """
         times = self.step_times(nodes)
         return 1.0 if times is None else float((updates * times).max()) / tau
 
     def read(self, usage: RoundUsage) -> Costs:
+        """Return the costs of a round."""
         return self._costs(usage, self.time.read(usage), self.others)
 
     def expect(self, trial: RoundUsage) -> Costs:
-        """What a round will cost, from a trial round."""
-        copies = {
-            name: copy(meter) for name, meter in self.others.items()
-        }  # a trial is no round of the run
-        trial = (
-            trial if self.speeds is None else replace(trial, slowness=self.speeds.slowest)
-        )
+        """Return the expected costs of a round, from a trial round."""
+        if self.speeds is not None:
+            trial = replace(trial, slowness=self.speeds.slowest)
+        # Copies, because a trial must not change the state of a meter.
+        copies = {name: copy(meter) for name, meter in self.others.items()}
         return self._costs(trial, self.time.expect(trial), copies)
 
     @property
     def sources(self) -> dict[str, Source]:
-        """How each resource of the budget is known, of what was read so far."""
-        return {
-            name: (self.time if name == TIME.name else self.others[name]).source
-            for name in self.budget.limits
-        }
+        """Source of each resource of the budget, from the rounds so far."""
+        meters = {**self.others, TIME.name: self.time}
+        return {name: meters[name].source for name in self.budget.limits}
 
     def state(self) -> dict[str, Any]:
-        """All that a run must keep of its meters to go on later, as plain JSON."""
+        """Return the state of all meters as plain JSON, to resume the run later."""
         return {name: meter.state() for name, meter in self._stateful.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from where `state` was taken, of meters of the same kinds."""
+        """Continue from a `state` of meters of the same kinds."""
         for name, meter in self._stateful.items():
             meter.restore(state[name])
 
     @cached_property
     def _stateful(self) -> dict[str, Stateful]:
-        """By their names in checkpoints."""
-        parts = {"time": self.time, **self.others}
-        return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
+        """Meters with a state, by their names in checkpoints."""
+        meters = {TIME.name: self.time, **self.others}
+        return {name: each for name, each in meters.items() if isinstance(each, Stateful)}
 
     def _costs(self, usage: RoundUsage, time: Cost, others: Mapping[str, Meter]) -> Costs:
         costs = [

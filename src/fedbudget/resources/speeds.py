@@ -1,7 +1,9 @@
-"""How fast simulated nodes are, where they differ: what a local update takes is divided by a node's speed.
+"""Speeds of simulated nodes.
 
-A speed of 1 is that of the node which the simulated costs were measured at. What an aggregation takes is the same for
-all: it is mostly the network. All wait for the node whose updates take longest, and a round is charged with that.
+The time of a local update is divided by the speed of its node. Speed 1 is that of the node
+at which the simulated costs were measured. Aggregations take the same time for all nodes,
+because most of it is network time. Every node waits for the node whose updates take
+longest, and a round is charged with that time.
 """
 
 import math
@@ -15,14 +17,14 @@ from fedbudget.arrays import Float64, Int64
 from fedbudget.errors import UserError
 
 LOGNORMAL = "lognormal:"
-"""What speeds that are drawn begin with: exp(σ x), x from a standard Gaussian, σ behind the colon."""
+"""Prefix of random speeds: exp(σ x) with x standard Gaussian, and σ after the colon."""
 
-_WIDEST = 5.0
+_MAX_SPREAD = 5.0
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Of all nodes, by their numbers; one that has a larger number has a speed of 1.
+    """Speeds by node number; nodes with larger numbers have speed 1.
 
     Args:
       values: [nodes].
@@ -34,10 +36,12 @@ class Speeds:
     def of(
         cls, setting: Sequence[float] | str, nodes: int, rng: np.random.Generator
     ) -> "Speeds":
-        """As a person gives them: a number for each node, or `lognormal:1.0`.
+        """Return the speeds of a setting.
 
         Args:
-          rng: to draw them from.
+          setting: a number for each node, or `lognormal:1.0`.
+          nodes: number of nodes.
+          rng: generator for random speeds.
 
         >>> Speeds.of([4, 1], 2, np.random.default_rng(0)).values
         array([4., 1.])
@@ -48,48 +52,48 @@ class Speeds:
         return cls(np.array(setting, np.float64))
 
     def step_times(self, nodes: Int64) -> Float64:
-        """What a local update takes at each of these, as a multiple of what it takes at a node of speed 1, [n]."""
+        """Return the time of a local update at each node, relative to speed 1, [n]."""
         known = nodes < len(self.values)
         return np.where(known, 1 / self.values[np.where(known, nodes, 0)], 1.0)
 
     @property
     def slowest(self) -> float:
-        """What a local update takes at the slowest, as a multiple."""
+        """Time of a local update at the slowest node, relative to speed 1."""
         return float(1 / self.values.min())
 
 
 def spread_of(text: str) -> float:
-    """σ of speeds that are drawn; refuses what is no such text.
+    """Return σ of random speeds; raise `UserError` for any other text.
 
     >>> spread_of("lognormal:0.5")
     0.5
     """
-    found = re.fullmatch(LOGNORMAL + r"(\d+\.?\d*|\.\d+)", text.strip())
-    if found is None or not float(found[1]) <= _WIDEST:
+    match = re.fullmatch(LOGNORMAL + r"(\d+\.?\d*|\.\d+)", text.strip())
+    if match is None or not float(match[1]) <= _MAX_SPREAD:
         raise UserError(
-            f"`speeds` must be a number for each node, as 4,4,1,1,1, or {LOGNORMAL}SPREAD with a spread of at most "
-            f"{_WIDEST:g}, not {text!r}"
+            "`speeds` must be a number for each node, such as 4,4,1,1,1, or "
+            f"{LOGNORMAL}SPREAD with a spread of at most {_MAX_SPREAD:g}, not {text!r}"
         )
-    return float(found[1])
+    return float(match[1])
 
 
 def require_possible(setting: Sequence[float] | str, method: str, costs: str) -> None:
-    """Refuses speeds where they have no meaning, or are no speeds."""
+    """Raise `UserError` if the speeds are invalid or do not apply to the run."""
     if isinstance(setting, str):
         spread_of(setting)
     if method == "centralized":
-        raise UserError("centralized descent has no nodes, and no `speeds`")
+        raise UserError("centralized descent has no nodes and cannot use `speeds`")
     if costs != "simulated":
         raise UserError(
-            "`speeds` are of simulated `costs`; where these are measured, nodes are as fast as they are"
+            "`speeds` need simulated `costs`; with measured costs, the real speeds count"
         )
 
 
 def require_speeds(speeds: Sequence[float], nodes: int) -> None:
-    """Refuses what is not a speed of every node."""
+    """Raise `UserError` unless every node has a positive speed."""
     if len(speeds) != nodes:
         raise UserError(
-            f"every node needs a speed: {len(speeds)} are given for {nodes} nodes"
+            f"`speeds` needs one number for each of the {nodes} nodes, not {len(speeds)}"
         )
     for node, speed in enumerate(speeds):
         if not 0 < speed < math.inf:

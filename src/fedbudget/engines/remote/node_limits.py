@@ -31,7 +31,7 @@ from fedbudget import durable_files
 from fedbudget.engines.remote.task import MOST_UPDATES, Task
 from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.resources.privacy import MOST, epsilon_of, rho_of
+from fedbudget.resources.privacy import MAX_EPSILON, epsilon_of, rho_of
 
 _UNITS = {False: "nodes", True: "single samples"}
 
@@ -111,9 +111,9 @@ class PrivacyAccount:
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
             raise UserError(f"`privacy_delta` is between 0 and 1, not {self.delta:g}")
-        if not 0 < self.limit <= MOST:
+        if not 0 < self.limit <= MAX_EPSILON:
             raise UserError(
-                f"`privacy_limit` is an ε of more than 0 and at most {MOST:g}, not "
+                f"`privacy_limit` is an ε of more than 0 and at most {MAX_EPSILON:g}, not "
                 f"{self.limit:g}"
             )
 
