@@ -23,9 +23,10 @@ PATIENTS = Layout(
 )
 
 
-def table(
-    text: str, options: TableOptions = PATIENTS.options_for(TableOptions())
-) -> RawTable:
+OPTIONS = PATIENTS.options_for(TableOptions())
+
+
+def table(text: str, options: TableOptions = OPTIONS) -> RawTable:
     return parse_csv(text.splitlines(keepends=True), "new.csv", options, labelled=False)
 
 
@@ -54,7 +55,7 @@ def test_missing_cells_get_the_value_for_them_also_where_all_are() -> None:
 def test_a_missing_cell_without_a_value_for_it_is_refused() -> None:
     with pytest.raises(
         UserError,
-        match=r"^new\.csv: dose has 2 missing values, but the model has no replacement for them",
+        match=r"^new\.csv: dose has 2 missing values, but the model has no replacement",
     ):
         PATIENTS.encode(table("age,sex,dose\n1,m,\n1,f,?\n1,f,3\n"))
 
