@@ -107,5 +107,5 @@ def test_a_noise_that_others_know_is_refused_where_nodes_are_real() -> None:
     settings = Settings(
         budget=("privacy=4",), privacy_unit="sample", privacy_noise="seeded"
     )
-    with pytest.raises(UserError, match="is secret"):
+    with pytest.raises(UserError, match="nodes add secret noise"):
         with_privacy(settings, simulated=False)
