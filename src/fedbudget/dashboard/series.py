@@ -140,11 +140,11 @@ def columns(records: Sequence[RoundRecord]) -> dict[str, Any]:
 
 
 def thinned(records: Sequence[RoundRecord], most: int = MAX_ROUNDS) -> list[RoundRecord]:
-    """Return the records of which a chart looks the same as of all records.
+    """Return a subset of the records that gives the same chart.
 
     Args:
       records: in order.
-      most: return all records up to this number; otherwise at most twice as many.
+      most: return all records up to this number; otherwise at most twice this number.
     """
     if len(records) <= most:
         return list(records)

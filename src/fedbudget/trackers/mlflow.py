@@ -99,7 +99,7 @@ def _metrics(values: Mapping[str, float], when: float, step: int) -> list[Any]:
 
 
 def _experiment(client: Any) -> str:
-    """Return the id of the experiment, which is created if it does not exist."""
+    """Return the id of the experiment; create it if it does not exist."""
     from mlflow.exceptions import MlflowException
 
     if known := os.environ.get("MLFLOW_EXPERIMENT_ID"):
