@@ -287,7 +287,7 @@ class TestBudgetIsKept:
         }
         plenty = plan_of(budget=tuple(f"{name}=1000000000" for name in chosen), **settings)
         aggregator = aggregator_of(plenty)
-        least = aggregator.method.spending.room(aggregator.ledger, 1)
+        least = aggregator.method.spending.reserve(aggregator.ledger, 1)
         limits = least * np.exp(rng.uniform(0.001, np.log(50), len(chosen)))
         budget = tuple(
             f"{name}={limit:.15f}" for name, limit in zip(chosen, limits, strict=True)

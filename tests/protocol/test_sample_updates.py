@@ -181,7 +181,7 @@ def test_nothing_else_leaves_a_node(clip: float) -> None:
 
 
 def test_without_noise_no_update_is_made() -> None:
-    with pytest.raises(LocalError, match="need noise"):
+    with pytest.raises(LocalError, match="need a source of noise"):
         Fleet(SquaredSvm(FEATURES), shards_of([5]), batch=None, seed=0).answer(
             broadcast_of(1)
         )

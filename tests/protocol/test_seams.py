@@ -137,9 +137,7 @@ class TestController:
         assert chosen[-1] == (0, Reason.FINAL)
 
     def test_a_round_has_at_least_one_update(self) -> None:
-        with pytest.raises(
-            UserError, match="at least 1 local update, and the controller chose 0"
-        ):
+        with pytest.raises(UserError, match="chose 0 local updates; a round needs at least 1"):
             make(controller=Alternating(few=0))
 
     def test_reasons_are_shown_as_they_are(self) -> None:
@@ -199,7 +197,7 @@ class TestStepSize:
         assert aggregator.state.step_size.settled is improved
 
     def test_must_be_a_number(self) -> None:
-        with pytest.raises(ValueError, match="must be a number of 0 or more, not nan"):
+        with pytest.raises(ValueError, match="must be 0 or a positive number, not nan"):
             make(step_size=Decaying(np.nan))
 
 

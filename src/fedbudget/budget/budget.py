@@ -136,7 +136,7 @@ class Budget:
 
     def privacy_amount(self, amount: float) -> Float64:
         """Return an array [M] with this amount of privacy and 0 of everything else."""
-        return amount * self._is_privacy
+        return np.asarray(amount * self._is_privacy, np.float64)
 
     def totals(self, values: Float64) -> dict[str, float]:
         """Return ledger sums [M] by resource name, in the units shown to users."""

@@ -64,7 +64,7 @@ from fedbudget.budget.control import Decision, Reason
 from fedbudget.budget.step_size import StepSizeState
 from fedbudget.data.sampling import Sampler, SamplerState
 from fedbudget.data.shards import Shards, Table
-from fedbudget.engines.engine import Condition, Engine, Observer, Save
+from fedbudget.engines.engine import Condition, Engine, Observer, Pay, Save, no_payment
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Outcome, Round
@@ -125,6 +125,7 @@ class CentralizedEngine(Engine):
         observe: Observer,
         interrupted: Condition = lambda: False,
         save: Save = lambda: None,
+        pay: Pay = no_payment,
     ) -> Outcome:
         now = self.meters.counters().read
         mark = now()
@@ -347,6 +348,7 @@ class AsynchronousEngine(Engine):
         observe: Observer,
         interrupted: Condition = lambda: False,
         save: Save = lambda: None,
+        pay: Pay = no_payment,
     ) -> Outcome:
         if self._arrivals is None:
             self._arrivals = _Arrivals.first(self.meters.time, self.speeds)

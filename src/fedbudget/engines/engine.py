@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 from fedbudget.node_status import NodeStatus
-from fedbudget.protocol.aggregator import Outcome, Round
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.state import AggregatorState
 
@@ -23,6 +23,19 @@ Observer = Callable[[Round, Broadcast], None]
 
 Condition = Callable[[], bool]
 Save = Callable[[], None]
+
+Pay = Callable[[int, float], None]
+"""Records the privacy cost ρ of a round durably: called with its number and ρ."""
+
+
+def no_payment(round_: int, rho: float) -> None:
+    """Record nothing: for runs that are not private, or whose noise follows from a seed."""
+
+
+def settle(aggregator: Aggregator, pay: Pay) -> None:
+    """Record the payment of the aggregator's last answer, before it is sent or observed."""
+    if aggregator.payment is not None:
+        pay(*aggregator.payment)
 
 
 class Engine(ABC):
@@ -44,6 +57,7 @@ class Engine(ABC):
         observe: Observer,
         interrupted: Condition = lambda: False,
         save: Save = lambda: None,
+        pay: Pay = no_payment,
     ) -> Outcome:
         """Run rounds until the budget is spent.
 
@@ -51,6 +65,7 @@ class Engine(ABC):
           observe: called after every round; its time is not charged while nodes wait.
           interrupted: called after every round; the run ends if it returns True.
           save: called when an interrupted run can be resumed from the current state.
+          pay: records the privacy cost of a round before its result is sent or observed.
 
         Returns: the model and the reason for stopping.
         """

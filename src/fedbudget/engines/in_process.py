@@ -23,7 +23,15 @@ import numpy as np
 
 from fedbudget.arrays import Flags, Float32, Float64, Int64
 from fedbudget.data.shards import Shards
-from fedbudget.engines.engine import Condition, Engine, Observer, Save
+from fedbudget.engines.engine import (
+    Condition,
+    Engine,
+    Observer,
+    Pay,
+    Save,
+    no_payment,
+    settle,
+)
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.compression import Kind, saved_bytes
@@ -119,10 +127,12 @@ class SimulationEngine(Engine):
         observe: Observer,
         interrupted: Condition = lambda: False,
         save: Save = lambda: None,
+        pay: Pay = no_payment,
     ) -> Outcome:
         aggregator = self.aggregator
         now = self.meters.counters().read
         message = aggregator.pending or aggregator.outcome or aggregator.start()
+        settle(aggregator, pay)
         mark = now()
         while isinstance(message, Broadcast):
             broadcast = message
@@ -134,6 +144,7 @@ class SimulationEngine(Engine):
 
             costs = self.meters.read(self._usage(broadcast, node_costs, whole))
             message = aggregator.receive(report, costs, times=self._times(broadcast))
+            settle(aggregator, pay)
             assert aggregator.last is not None
             paused = now()
             observe(aggregator.last, broadcast)

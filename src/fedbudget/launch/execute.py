@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget import __version__
-from fedbudget.engines.engine import interruptible
-from fedbudget.engines.noise import keep_account, paid_in
+from fedbudget.engines.engine import Pay, interruptible, no_payment
+from fedbudget.engines.noise import open_payments, paid_in
 from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
 from fedbudget.evaluation.evaluator import Evaluator
@@ -60,11 +60,12 @@ def execute(
     with interruptible(engine.wake) as interrupted, ExitStack() as stack:
         writer: RunWriter | None = None
         earlier: Sequence[RoundRecord] = ()
+        pay: Pay = no_payment
         if out is not None:
             resumed = prepared.resumed is not None
             writer = stack.enter_context(closing(_writer(prepared, out)))
             prepared.folder_made(writer.path)
-            keep_account(prepared.aggregator, writer.path, resumed=resumed)
+            pay = open_payments(prepared.aggregator, writer.path, resumed=resumed)
             if resumed:
                 earlier = Run.open(writer.path).rounds
                 evaluator.resume(earlier, writer.path)
@@ -81,6 +82,7 @@ def execute(
             observe=recorder.observe,
             interrupted=lambda: interrupted() or recorder.stopped_by is not None,
             save=recorder.save,
+            pay=pay,
         )
         recorder.finish()
         if recorder.stopped_by is not None and (

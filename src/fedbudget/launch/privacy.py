@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 
 from fedbudget.budget.budget import Budget
 from fedbudget.budget.control import FixedTau
-from fedbudget.engines.noise import PaidNoise, SecretNodeNoise, SeededNodeNoise, SeededNoise
+from fedbudget.engines.noise import (
+    SecretNodeNoise,
+    SecretNoise,
+    SeededNodeNoise,
+    SeededNoise,
+)
 from fedbudget.errors import UserError
 from fedbudget.launch.prepared import Overrides
 from fedbudget.models.base import Model
@@ -99,7 +104,7 @@ def private_rule(settings: Settings, overrides: Overrides, nodes: int) -> Privat
     seeded = settings.privacy_noise == "seeded"
     return PrivateRule(
         nodes,
-        SeededNoise(settings.seed) if seeded else PaidNoise(),
+        SeededNoise(settings.seed) if seeded else SecretNoise(),
         None if settings.tau == "adaptive" else FixedTau(settings.tau).tau,
         per_sample=per_sample,
     )

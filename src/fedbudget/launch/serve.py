@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from fedbudget.engines.grpc.peers import LOG
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.service import PeerLimits
 from fedbudget.engines.grpc.tokens import TokenFile, check_name
-from fedbudget.engines.noise import PaidNoise
+from fedbudget.engines.noise import PaymentLog
 from fedbudget.engines.remote import encodings
 from fedbudget.engines.remote.engine import LARGE
 from fedbudget.engines.remote.members import Member
@@ -135,11 +136,16 @@ def serving(
 ) -> Iterator[PreparedRun]:
     """Listen, wait for nodes, and yield a run with them.
 
-    Args: settings: `nodes` is the number of nodes to wait for. interrupted: returns whether
-      to stop waiting. own: samples of the aggregator itself. energy_meter: energy meter of
-      this machine, if it holds samples; see `resources.energy`. test: samples to test on.
-      resumed: checkpoint to resume from. opened: called when nodes can connect. changed:
-      called with the numbers of connected and of ready nodes when one changes.
+    Args:
+      settings: `nodes` is the number of nodes to wait for.
+      interrupted: returns whether to stop waiting.
+      own: samples of the aggregator itself.
+      energy_meter: energy meter of this machine, if it holds samples; see
+        `resources.energy`.
+      test: samples to test on.
+      resumed: checkpoint to resume from.
+      opened: called when nodes can connect.
+      changed: called with the numbers of connected and of ready nodes when one changes.
     """
     if resumed is not None:
         require_engine(resumed, "network")
@@ -205,7 +211,12 @@ def serving(
             prepared = _gather(
                 settings, overrides, model, server, compressor, interrupted, test, resumed
             )
-            yield replace(prepared, callbacks=callbacks, folder_made=server.open_audit)
+
+            def folder_made(folder: Path) -> None:
+                server.open_audit(folder)
+                server.pay_before_opening(PaymentLog(folder).record)
+
+            yield replace(prepared, callbacks=callbacks, folder_made=folder_made)
         except UserError as error:
             server.refuse_all(str(error))
             raise
@@ -235,8 +246,6 @@ def _gather(
     if settings.secure_aggregation:
         nodes = max(nodes, FEWEST)
         method = with_sums_only(method, settings.secure_threshold)
-        if method.private is not None and isinstance(method.private.noise, PaidNoise):
-            server.pay_before_opening(method.private.noise.pay)
     remarks: tuple[str, ...] = ()
     if resumed is None:
         described = _wait_for_nodes(server, nodes, interrupted)

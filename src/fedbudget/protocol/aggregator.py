@@ -51,6 +51,7 @@ from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.estimates import next_estimates
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Private, Report
 from fedbudget.protocol.method import Choice, Method, choose
+from fedbudget.protocol.privacy import Payment
 from fedbudget.protocol.state import (
     AggregatorState,
     Phase,
@@ -401,6 +402,11 @@ class Aggregator:
         """The last broadcast, while it is unanswered."""
         running = self.state.phase in (Phase.ROUND, Phase.FINAL)
         return self.state.broadcast if running else None
+
+    @property
+    def payment(self) -> Payment | None:
+        """Privacy cost that must be recorded before the last answer leaves the process."""
+        return None
 
     @property
     def outcome(self) -> Outcome | None:

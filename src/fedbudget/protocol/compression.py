@@ -1,20 +1,26 @@
-"""Vectors on the wire, as they are or with fewer bits.
+"""Compression of vectors on the wire.
 
     none     raw little-endian float32
-    16-bit   float16 under a power of two per block of 256 numbers, so that scaling itself loses nothing: each number
-             arrives to within 2^-11 of itself, unless it is 2^-28 of its block's largest, or less
-    8-bit    int8 in parts of 127 of the block's largest magnitude: each number arrives to within 1/254 of that
+    16-bit   float16 with one power-of-two scale per block of 256 numbers, so scaling
+    itself is
+             exact. Relative error at most 2^-11, except for numbers of at most 2^-28 of
+             their block's largest
+    8-bit    int8, in units of 1/127 of the block's largest magnitude; error at most 1/254
+    of it
 
-Any magnitude of float32 passes. Scales come first, then the numbers, all little-endian; the last block may be short.
-Rows of a matrix have blocks of their own: what arrives of a node's vector does not depend on whose are sent with it.
+All magnitudes of float32 are supported. Scales come first, then the numbers, all
+little-endian. The last block may be short. Each row of a matrix has its own blocks, so the
+result for one node does not depend on the other nodes sent with it.
 
-What is not finite arrives as not finite, so that a node that diverged is seen as such, and spoils no other number of
-its block; fewer bits do not say whether it was infinite or not a number. What is finite arrives as finite: no scale
-is let in that a number could overflow with.
+A number that is not finite arrives as not finite, so the receiver sees that a node
+diverged, and the other numbers of its block are unaffected. Compressed infinities and NaN
+are not distinguished. A finite number arrives as finite: scales with which a number could
+overflow are refused.
 
-What is compressed are differences: of w to the w before it, of the w_i to w, and of their mean to w. A node adds to
-each what was lost of those before it (`with_feedback`), so that what is lost never adds up, and goes on as if it had
-come to where the others are told that it is (fleet.py). The aggregator goes on with the w that nodes hold.
+Differences are compressed: of w to the previous w, of the w_i to w, and of their mean to
+w. A node adds the rounding error of the previous difference (`with_feedback`), so errors
+do not accumulate. It then continues from the vector that the others receive (fleet.py).
+The aggregator continues with the w that nodes receive.
 """
 
 from collections import deque
@@ -30,11 +36,11 @@ from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerErro
 
 Kind = Literal["none", "16-bit", "8-bit"]
 Compression = Kind | Literal["auto"]
-"""As it is agreed on; with auto, every broadcast says it."""
+"""Agreed compression; with auto, every broadcast states the kind."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 BLOCK = 256
-"""Numbers that share a scale."""
+"""Numbers per scale."""
 
 _FLOAT = np.dtype("<f4")
 _HALF = np.dtype("<f2")
@@ -44,41 +50,36 @@ _LARGEST_SCALES: dict[Kind, float] = {
     "16-bit": 2.0**112,
     "8-bit": float(np.finfo(np.float32).max),
 }
-"""With these, no number overflows."""
+"""Largest scales with which no number overflows."""
 
 _LARGEST_HALF = np.float32(np.finfo(np.float16).max)
-_EXPONENTS = (
-    -126,
-    112,
-)  # of scales of halves: from the smallest normal float32 to the largest scale
-
-_NOT_FINITE = -128  # as 8 bits say it
+_EXPONENTS = (-126, 112)  # of float16 scales: smallest normal float32 to the largest scale
+_NOT_FINITE = -128  # 8-bit code
 
 
 def encoded_size(kind: Kind, count: int) -> int:
-    """Bytes that so many numbers take."""
-    return _WIDTHS[kind] * count + (
-        0 if kind == "none" else _FLOAT.itemsize * _scale_count(count)
-    )
+    """Return the number of bytes of `count` encoded numbers."""
+    scales = 0 if kind == "none" else _FLOAT.itemsize * _scale_count(count)
+    return _WIDTHS[kind] * count + scales
 
 
 def raw(vector: Float32) -> memoryview:
-    """The bytes of a vector as it is, which are not copied."""
+    """Return the bytes of a vector without copying them."""
     return np.ascontiguousarray(vector, _FLOAT).reshape(-1).data.cast("B")
 
 
 def saved_bytes(kind: Kind, rows: int, count: int) -> int:
-    """Of so many vectors of so many numbers."""
+    """Return the bytes that compression saves for `rows` vectors of `count` numbers."""
     return rows * (encoded_size("none", count) - encoded_size(kind, count))
 
 
 class Quantized(NamedTuple):
-    """Vectors with fewer bits.
+    """Compressed vectors.
 
     Args:
-      kind: how many; not `none`.
-      scales: of each block, [rows, blocks].
-      numbers: in parts of these, [rows, n].
+      kind: the compression; not `none`.
+      scales: scale of each block, [rows, blocks].
+      numbers: numbers in units of their scale, [rows, n].
     """
 
     kind: Kind
@@ -87,19 +88,17 @@ class Quantized(NamedTuple):
 
     @property
     def values(self) -> Float32:
-        """What arrives, [rows, n], in memory of its own."""
-        with np.errstate(invalid="ignore"):  # of a peer's odd kinds of nan, and inf times 0
+        """Return the decompressed vectors in new memory, [rows, n]."""
+        with np.errstate(invalid="ignore"):  # NaN payloads from peers, and inf times 0
             values = self.numbers.astype(np.float32)
-            if self.kind == "8-bit":  # in parts of 1, which no scale makes overflow
-                values /= np.float32(127)
+            if self.kind == "8-bit":
+                values /= np.float32(127)  # first, so that no scale overflows
                 values[self.numbers == _NOT_FINITE] = np.nan
             rows, count = values.shape
             whole = count - count % BLOCK
-            blocks = (
-                values[:, :whole].reshape(rows, -1, BLOCK)
-                * self.scales[:, : whole // BLOCK, None]
-            )
-            values[:, :whole] = blocks.reshape(rows, whole)
+            blocks = values[:, :whole].reshape(rows, -1, BLOCK)
+            scaled = blocks * self.scales[:, : whole // BLOCK, None]
+            values[:, :whole] = scaled.reshape(rows, whole)
             if whole < count:
                 values[:, whole:] *= self.scales[:, -1:]
         return values
@@ -109,7 +108,7 @@ class Quantized(NamedTuple):
 
 
 def quantize(kind: Kind, vectors: Float32) -> Quantized:
-    """Vectors [rows, n] with fewer bits."""
+    """Compress vectors [rows, n]."""
     rows, count = vectors.shape
     blocks = _in_blocks(vectors)
     largest = np.abs(blocks).max(axis=2) if count else np.zeros((rows, 0), np.float32)
@@ -124,109 +123,123 @@ def quantize(kind: Kind, vectors: Float32) -> Quantized:
 
 
 def encode(kind: Kind, vector: Float32) -> bytes:
-    """A vector [n], or the rows of a matrix [rows, n]."""
+    """Encode a vector [n], or the rows of a matrix [rows, n]."""
     if kind == "none":
         return bytes(raw(vector))
     return quantize(kind, np.atleast_2d(vector)).to_bytes()
 
 
 def decode(kind: Kind, data: bytes | memoryview, count: int, rows: int = 1) -> Float32:
-    """The numbers of so many vectors, one after the other, [rows * count], in memory of their own."""
+    """Decode `rows` vectors of `count` numbers into new memory, [rows * count].
+
+    Raises:
+      PeerError: the data have a wrong size or an invalid scale.
+    """
     view = memoryview(data).cast("B")
-    if view.nbytes != rows * encoded_size(kind, count):
+    size = encoded_size(kind, count)
+    if view.nbytes != rows * size:
         raise PeerError(
-            f"{count} numbers ({kind}) take {encoded_size(kind, count)} bytes, not {view.nbytes / rows:g}"
+            f"{count} numbers ({kind}) take {size} bytes, not {view.nbytes / rows:g}"
         )
     if kind == "none":
         return np.frombuffer(view, _FLOAT).astype(np.float32)
     head = _FLOAT.itemsize * rows * _scale_count(count)
-    scales = np.frombuffer(view[:head], _FLOAT).astype(np.float32)
+    scales = np.frombuffer(view[:head], _FLOAT).astype(np.float32).reshape(rows, -1)
     if not ((scales >= 0) & (scales <= _LARGEST_SCALES[kind])).all():
-        raise PeerError(
-            f"a scale of {kind} numbers that is negative, not finite or too large"
-        )
-    raw = np.frombuffer(view[head:], _HALF if kind == "16-bit" else np.int8)
-    return Quantized(
-        kind, scales.reshape(rows, -1), raw.reshape(rows, count)
-    ).values.reshape(-1)
+        raise PeerError(f"a {kind} scale is negative, not finite or too large")
+    numbers = np.frombuffer(view[head:], _HALF if kind == "16-bit" else np.int8)
+    return Quantized(kind, scales, numbers.reshape(rows, count)).values.reshape(-1)
 
 
 def with_feedback(
     kind: Kind, differences: Float32, lost: Float32 | None
 ) -> tuple[Quantized, Float32]:
-    """Differences [rows, n] as they are sent, each with what was lost of those before it; and what is lost now.
+    """Compress differences [rows, n], corrected by the previous rounding errors.
 
-    What is not finite is not remembered, as of a node that diverged: nothing finite would ever be sent again.
+    Errors that are not finite, such as those of a diverged node, are dropped. Otherwise
+    the node could never send a finite vector again.
+
+    Args:
+      kind: the compression.
+      differences: [rows, n].
+      lost: previous rounding errors, [rows, n]; None at first.
+
+    Returns:
+      The compressed vectors, and the new rounding errors.
     """
     if lost is not None and lost.shape != differences.shape:
         raise LocalError(
-            f"differences of shape {differences.shape} after some of {lost.shape}"
+            f"the shape of differences changed from {lost.shape} to {differences.shape}"
         )
     with np.errstate(over="ignore", invalid="ignore"):
-        meant = differences if lost is None else differences + lost
-        sent = quantize(kind, meant)
-        lost = meant - sent.values
+        exact = differences if lost is None else differences + lost
+        sent = quantize(kind, exact)
+        lost = exact - sent.values
     finite = np.asarray(np.isfinite(lost).all(axis=1))
-    return sent, lost if finite.all() else np.where(finite[:, None], lost, np.float32(0))
+    if not finite.all():
+        lost = np.where(finite[:, None], lost, np.float32(0))
+    return sent, lost
 
 
 @dataclass(frozen=True)
 class SentVectors:
-    """The vectors of nodes' last reports, where they were sent with fewer bits.
+    """Compressed vectors of the nodes' last reports.
 
     Args:
-      lost: of their w_i, [nodes, parameters]; None where nothing was.
-      vectors: by the field of the report.
+      lost: rounding errors of their w_i, [nodes, parameters]; None without compression.
+      vectors: compressed vectors by field of the report.
     """
 
     lost: Float32 | None = None
     vectors: Mapping[str, Quantized] = field(default_factory=dict)
 
     def next(self, kind: Kind, w: Float32, start: Float32) -> "tuple[SentVectors, Float32]":
-        """Those of a new report; and what arrives of its w_i, [nodes, parameters].
+        """Compress the w_i of a new report.
 
         Args:
-          w: the w_i.
-          start: the w that the aggregator knows, [parameters].
+          kind: the compression.
+          w: the w_i, [nodes, parameters].
+          start: the w that the aggregator holds, [parameters].
+
+        Returns:
+          The new state, and the w_i as they arrive, [nodes, parameters].
         """
         if kind == "none":
             return SentVectors(), w
-        with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
+        with np.errstate(over="ignore", invalid="ignore"):  # diverged nodes
             sent, lost = with_feedback(kind, w - start, self.lost)
             return SentVectors(lost, {"w": sent}), start + sent.values
 
-    def besides(self, name: str, vectors: Float32) -> "tuple[SentVectors, Float32]":
-        """The same with other vectors of the report, by their field's name, and what arrives of these."""
+    def with_field(self, name: str, vectors: Float32) -> "tuple[SentVectors, Float32]":
+        """Compress another field of the report; returns the new state and the received
+        vectors."""
         if not self.vectors:
             return self, vectors
         sent = quantize(self.vectors["w"].kind, vectors)
         return replace(self, vectors={**self.vectors, name: sent}), sent.values
 
     def encoded(self, report: Report) -> bytes | memoryview:
-        """The report's vectors as they are sent; a single one that is sent as it is is not copied."""
-        given = {
-            name: vector
-            for name in VECTORS
-            if (vector := getattr(report, name)) is not None
-        }
-        sent = self.vectors
-        parts = [
-            sent[name].to_bytes() if name in sent else raw(vector)
-            for name, vector in given.items()
-        ]
+        """Encode the vectors of a report; a single uncompressed vector is not copied."""
+        parts: list[bytes | memoryview] = []
+        for name in VECTORS:
+            if (vector := getattr(report, name)) is not None:
+                sent = self.vectors.get(name)
+                parts.append(raw(vector) if sent is None else sent.to_bytes())
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class BroadcastCompressor:
-    """Lossy compression of broadcasts: what nodes will hold of a vector is what the aggregator goes on with."""
+    """Compresses broadcasts; the aggregator continues with the vectors that nodes
+    receive."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
-        # What the coming broadcast is made of: w, and what the w_i were combined to.
+        # Vectors of the coming broadcast: w, and the combined w_i.
         self._sent: deque[tuple[Float32, bytes]] = deque(maxlen=2)
 
     def quantize(self, vector: Float32, known: Float32) -> Float32:
-        """What nodes will hold of a vector of which they are told the difference to one that they know, [n] each."""
+        """Return a vector as nodes receive it, sent as its difference to `known`, [n]
+        each."""
         if self.kind == "none":
             return vector
         with np.errstate(over="ignore", invalid="ignore"):
@@ -236,49 +249,44 @@ class BroadcastCompressor:
         return held
 
     def differences(self, broadcast: Broadcast) -> dict[str, bytes]:
-        """With which nodes come to hold what a broadcast says: of w, and of `mean` where there is one; none where they
-        were not made just now.
+        """Return the encoded differences of `w` and, if present, `mean` of a broadcast.
+
+        The result is empty if these vectors were not compressed just now.
         """
-        said = {
-            name: vector
-            for name in ("w", "mean")
-            if (vector := getattr(broadcast, name)) is not None
-        }
-        made = {
-            name: data
-            for name, held in said.items()
-            for vector, data in self._sent
-            if vector is held
-        }
-        return made if made.keys() == said.keys() else {}
+        sent = {}
+        for name in ("w", "mean"):
+            held = getattr(broadcast, name)
+            if held is None:
+                continue
+            data = next((data for vector, data in self._sent if vector is held), None)
+            if data is None:
+                return {}
+            sent[name] = data
+        return sent
 
 
 def _rounded(kind: Kind, blocks: Float32, largest: Float32) -> tuple[Float32, NDArray[Any]]:
-    """The scales [rows, blocks] and the numbers [rows, blocks, 256], all finite, as they are sent."""
+    """Return the scales [rows, blocks] and the rounded, finite numbers [rows, blocks,
+    256]."""
     if kind == "16-bit":
-        # The largest becomes 2^14 to 2^15, which leaves the most room below it.
+        # The largest becomes 2^14 to 2^15, which leaves the widest range below it.
         scales = np.ldexp(np.float32(1), np.clip(np.frexp(largest)[1] - 15, *_EXPONENTS))
         numbers = blocks / scales[..., None]
-        np.clip(
-            numbers, -_LARGEST_HALF, _LARGEST_HALF, out=numbers
-        )  # of what is close to the largest float32
+        # Numbers close to the largest float32 would overflow float16.
+        np.clip(numbers, -_LARGEST_HALF, _LARGEST_HALF, out=numbers)
         return scales, numbers.astype(_HALF)
-    # One after the other, because 127 / scale overflows where a block's numbers are tiny.
+    # Two steps, because 127 / scale overflows if all numbers of a block are tiny.
     numbers = blocks / np.where(largest > 0, largest, np.float32(1))[..., None]
     numbers *= np.float32(127)
     return largest, np.rint(numbers, out=numbers).astype(np.int8)
 
 
 def _in_blocks(vectors: Float32) -> Float32:
-    """[rows, n] to [rows, blocks, 256], with zeros after the end."""
+    """Reshape [rows, n] to [rows, blocks, 256], with zeros after the end."""
     rows, count = vectors.shape
-    missing = -count % BLOCK
-    padded = (
-        np.append(vectors, np.zeros((rows, missing), np.float32), axis=1)
-        if missing
-        else vectors
-    )
-    return padded.reshape(rows, -(-count // BLOCK), BLOCK)
+    if missing := -count % BLOCK:
+        vectors = np.append(vectors, np.zeros((rows, missing), np.float32), axis=1)
+    return vectors.reshape(rows, _scale_count(count), BLOCK)
 
 
 def _scale_count(count: int) -> int:

@@ -1,51 +1,46 @@
-"""What of w is no parameter: running statistics, such as those of batch normalization, which are w's last numbers.
+"""Update rules: how the combined local updates move w.
 
-They travel with w, and are averaged by samples as parameters are, eq. (5). But they are measured, and not found by
-steps along a gradient: so no update rule moves them, drift is not corrected in them, and no distance between two w
-counts them. Wherever two w are compared, one is first given the statistics of the other.
+An update rule is a value with pure steps, like a controller (budget/control.py). Its state
+is None, or a frozen dataclass of numbers and arrays, which is saved with the aggregator's
+state.
 
-How the mean update moves w: the aggregator's own step, after local updates have been averaged.
+With Δ = mean - w(t₀), which acts as a step along the negative gradient, per parameter:
 
-An update rule is a value and a pure step, as a controller is (control.py). Its state is whatever it must remember from
-round to round: None, or a frozen dataclass of numbers and arrays, which is saved with the aggregator's.
+    average     w(t) = w(t₀) + Δ                            McMahan et al., AISTATS 2017
+    fedavgm     v ← m v + s Δ                               Hsu et al., 2019
+                w(t) = w(t₀) + v
+    fedadam     v ← β₂ v + (1-β₂) Δ²                        Reddi et al., ICLR 2021
+    fedyogi     v ← v - (1-β₂) Δ² sign(v - Δ²)              Reddi et al., ICLR 2021
+                m ← β₁ m + (1-β₁) Δ                         (both)
+                w(t) = w(t₀) + s m / (√v + ε)               (both)
+    accelerate  see `Accelerate`; the default method's rule
 
-Update rules that others have published, by the names that they are known by.
+In FedAdam and FedYogi m starts at 0 and v at ε², the smallest value that Algorithm 2 of
+Reddi et al. allows. m and v have no bias correction: Algorithm 2 has none, although some
+implementations add it. Their paper writes τ for ε and η for s; both letters have other
+meanings here. SCAFFOLD is in drift.py and FedNova in workload.py. FedProx, which changes
+local updates, is `descend_near` below.
 
-With Δ = mean - w(t₀), which stands for a step along the negative gradient, all of it per parameter:
+**K-means** (`KMeansSplit`). The first centres are drawn without access to samples, which
+stay at the nodes. One of them may be the nearest to almost all samples. It moves into
+their middle, and the others have no samples and a gradient of 0 forever: one cluster
+remains. The rule therefore starts with few centres and splits them (Linde, Buzo and Gray,
+1980):
 
-    average     w(t) = w(t₀) + Δ                                               FedAvg, McMahan et al., AISTATS 2017
-    fedavgm     v ← m v + s Δ,                  w(t) = w(t₀) + v               Hsu et al., 2019
-    fedadam     v ← β₂ v + (1-β₂) Δ²                                           Reddi et al., ICLR 2021, Algorithm 2
-    fedyogi     v ← v - (1-β₂) Δ² sign(v - Δ²)                                 the same
-                m ← β₁ m + (1-β₁) Δ,            w(t) = w(t₀) + s m / (√v + ε)  of both
+- A centre is active if it moved more than half as far as the one that moved furthest in
+  the first round, or if it moved at all in a later round. An active centre stays active: a
+  centre at its final position does not move.
+- Each inactive centre is placed next to a moving one, at a hundredth of that one's last
+  step, so that they share its samples and separate. A moving centre is split at most once
+  per round, the furthest moved first. The number of active centres at most doubles per
+  round. Except perhaps in the first round, an inactive centre has no samples, so placing
+  it elsewhere does not raise the loss.
 
-m starts with 0, and v of the last two with ε², the least that Algorithm 2 allows. There is no correction of the bias
-that m and v have at first: Algorithm 2 has none, while some programs that bear its name do. ε is τ in their paper, and
-s is η, which here are local updates and the nodes' step size. SCAFFOLD, FedProx and FedNova, which change local
-updates, are in drift.py, proximal.py and fednova.py.
-
-How w of K-means moves: to the mean, and centres that have nothing to do are put where there is something.
-
-The first centres are drawn without a look at samples, which stay with the nodes. So one of them may be the nearest to
-nearly all: it moves into their midst, and the others, which have no samples, have a gradient of 0 for good. Then there
-is one cluster, however many were asked for. So centres begin few and are split (Linde, Buzo and Gray, 1980):
-
-- After the first round those count that have moved more than half as far as the one that moved furthest; after any
-  other, those that have moved at all. Who has counted once counts for good: it may stay because that is right.
-- Each of the others is put beside one that has moved, off by a hundredth of that one's way, so that they share its
-  samples, and part. One that moves is split once in a round, the one that moved furthest first: so in every round there
-  may be twice as many, until there are all. Nobody was nearest to where such a centre was, but perhaps in the first
-  round, so that the loss does not rise by it.
-
-FedProx: local updates that are held near where they started (Li et al., MLSys 2020).
-
-A node descends on F_i(w) + μ/2 ‖w - w(t₀)‖² in place of F_i(w), so that an update is
-
-    w ← w - η (∇F_i(w) + s_i + μ (w - w(t₀)))
-
-with s_i whatever else is added to its gradients. The pull changes with every update, while a model adds the same to all
-of a round's: so updates are asked for one at a time, each for all nodes at once. Losses and gradients that a round
-tells of are those of F_i itself; at w(t₀), where they are taken, the pull is 0.
+**Running statistics**, such as those of batch normalization, are the last numbers of w.
+They are sent with w and averaged by samples like parameters, eq. (5). They are measured,
+not learned: no update rule moves them, drift is not corrected in them, and distances
+between two w ignore them. Before two w are compared, one receives the statistics of the
+other.
 """
 
 import math
@@ -63,118 +58,99 @@ from fedbudget.errors import UserError
 from fedbudget.models.base import Descent
 from fedbudget.protocol.estimates import one_of
 
-
-def with_statistics_of(other: Float32, w: Float32, statistics: int) -> Float32:
-    """w, [parameters] or [nodes, parameters], with another's statistics; the other itself, where all else is the same.
-
-    Args:
-      statistics: how many of w's last numbers are; with none it is w itself.
-    """
-    if not statistics:
-        return w
-    if w.shape == other.shape and np.array_equal(
-        w[..., :-statistics], other[..., :-statistics]
-    ):
-        return other
-    alike = w.copy()
-    alike[..., -statistics:] = other[..., -statistics:]
-    return alike
-
-
-def without_statistics(w: Float32, statistics: int) -> Float32:
-    """The parameters alone."""
-    return w[..., : w.shape[-1] - statistics]
-
-
-def scaled_from(start: Float32, w: Float32, scale: Float32, statistics: int) -> Float32:
-    """Where nodes would be who have come from `start` to w, [nodes, parameters], had they gone so many times as far.
-
-    Args:
-      scale: [nodes]; statistics stay as they are.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
-        scaled: Float32 = w - start
-        scaled *= scale[:, None]
-        scaled += start
-    return with_statistics_of(w, scaled, statistics)
+_MOVED_FIRST = 0.5  # share of the longest step above which a centre is active in round 1
+_MOVED = 1e-3  # the same in later rounds; shorter steps are rounding errors
+_OFFSET = np.float32(0.01)  # distance of a split centre, as a share of the other's step
 
 
 class UpdateRule(Protocol):
-    """Moves w, round by round."""
+    """Moves w after every round."""
 
     def first(self, w: Float32) -> Any:
-        """The state to begin with, and after the run went back to w^f, but for a `RestartingRule`.
+        """Return the initial state.
+
+        It is also the state after a return to w^f, except for a `RestartingRule`.
 
         Args:
-          w: where the run is, [parameters].
+          w: current w, [parameters].
         """
 
     def next(self, state: Any, w: Float32, mean: Float32) -> tuple[Any, Float32]:
-        """The next state, and w of the next round.
+        """Return the next state and the w of the next round.
 
         Args:
-          w: w(t₀), from which the round started, [parameters].
-          mean: what the nodes' w_i(t) were combined to, [parameters].
+          state: the previous state.
+          w: w(t₀), the start of the round, [parameters].
+          mean: the combined w_i(t) of the nodes, [parameters].
         """
 
 
 @runtime_checkable
 class MovingRule(UpdateRule, Protocol):
-    """A rule whose w goes on by itself. It is told how fast and where less, and its last round ends at the mean.
+    """An update rule with momentum, part of which nodes apply during their local updates.
 
-    Nodes make a part of the coming motion (messages.py, `momentum`): `next` is given what their gradients alone have
-    made of w(t₀).
+    Nodes start from a w that is extrapolated along its last step (messages.py,
+    `momentum`). `next` receives the part of the mean that their gradients contributed. The
+    last round of a run ends at the mean, without momentum.
     """
 
     @property
     def carried(self) -> float:
-        """The share of the last move of w that nodes make once more, while η stays what it is; at most 1."""
+        """Share of the last step of w that nodes repeat if η is unchanged; at most 1."""
 
     def trust(self, state: Any, rate: float) -> tuple[Any, float]:
-        """The state to go on with, and which share of a mean update to take.
+        """Return the next state, and the share of the mean update to apply.
 
         Args:
-          rate: how long it is, over the η τ that it was made with, which is how long gradients are; more than 0.
+          state: the previous state.
+          rate: length of the mean update over its η τ, i.e. of a mean gradient; positive.
         """
 
     def retreat(self, state: Any) -> Any:
-        """The state to go on with after a round that began with a w worse than one before, by more than chance."""
+        """Return the next state after a round whose w was significantly worse than w^f."""
 
     def paced(self, state: Any, ratio: float) -> Any:
-        """The state to go on with where η of the coming round is so many times that of the last."""
+        """Return the state with its velocity rescaled to a new η.
+
+        Args:
+          state: the previous state.
+          ratio: η of the coming round over η of the last.
+        """
 
 
 @runtime_checkable
 class RestartingRule(UpdateRule, Protocol):
-    """A rule that remembers something beyond where a run goes back."""
+    """An update rule whose state survives a return to w^f."""
 
     def restart(self, state: Any, w: Float32) -> Any:
-        """The state to go on with after the run went back to w^f.
+        """Return the state after the run returned to w^f.
 
         Args:
+          state: the previous state.
           w: w^f, [parameters].
         """
 
 
 def restarted(rule: UpdateRule, state: Any, w: Float32) -> Any:
-    """The rule's state after the run went back to w^f."""
+    """Return the state of a rule after the run returned to w^f."""
     return rule.restart(state, w) if isinstance(rule, RestartingRule) else rule.first(w)
 
 
-_MOVES: dict[type, bool] = {}
-
-
 def moves(rule: UpdateRule) -> TypeGuard[MovingRule]:
-    """Whether it is a `MovingRule`: of each class looked at once, for every round asks several times."""
+    """Whether a rule is a `MovingRule`. Cached by class, because every round asks
+    repeatedly."""
     kind = type(rule)
     if kind not in _MOVES:
         _MOVES[kind] = isinstance(rule, MovingRule)
     return _MOVES[kind]
 
 
+_MOVES: dict[type, bool] = {}
+
+
 @dataclass(frozen=True)
 class Average:
-    """w is the mean itself, eq. (5)."""
+    """FedAvg: w is the mean itself, eq. (5)."""
 
     def first(self, w: Float32) -> None:
         return None
@@ -185,18 +161,20 @@ class Average:
 
 @dataclass(frozen=True)
 class Velocity:
-    """What a rule with momentum remembers: the steps so far, [parameters]."""
+    """State of `ServerMomentum`: decayed sum of all steps, [parameters]."""
 
     v: Float32
 
 
 @dataclass(frozen=True)
 class ServerMomentum:
-    """v ← m v + s (mean - w(t₀)), w(t) ← w(t₀) + v (FedAvgM, Hsu et al., 2019); m = 0 and s = 1 is the average.
+    """FedAvgM: v ← m v + s (mean - w(t₀)), w(t) ← w(t₀) + v (Hsu et al., 2019).
+
+    With m = 0 and s = 1 it is the average.
 
     Args:
-      momentum: m, how much of the last step is made again.
-      step_size: s, of the aggregator.
+      momentum: m, share of the last step that is repeated.
+      step_size: s, step size of the aggregator.
 
     >>> rule, w = ServerMomentum(0.5), np.zeros(1, np.float32)
     >>> state, w = rule.next(rule.first(w), w, w + 1)
@@ -208,12 +186,8 @@ class ServerMomentum:
     step_size: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise UserError(
-                f"momentum must be at least 0 and below 1, not {self.momentum:g}"
-            )
-        if not 0 < self.step_size < math.inf:
-            raise UserError(f"step_size must be a positive number, not {self.step_size:g}")
+        _require_decay("momentum", self.momentum)
+        _require_positive("step_size", self.step_size)
 
     def first(self, w: Float32) -> Velocity:
         return Velocity(np.zeros_like(w))
@@ -225,10 +199,12 @@ class ServerMomentum:
 
 @dataclass(frozen=True)
 class Motion:
-    """What `Accelerate` remembers: where w is moving, and the gain of each parameter, [parameters].
+    """State of `Accelerate`.
 
     Args:
-      rate: how long mean gradients were of late, at most; 0 where none is known.
+      velocity: velocity of w, [parameters].
+      gains: gain of each parameter, [parameters].
+      rate: largest recent length of a mean gradient; 0 before the first.
     """
 
     velocity: Float32
@@ -238,35 +214,42 @@ class Motion:
 
 @dataclass(frozen=True)
 class Accelerate:
-    """Goes on where rounds agree on the way, parameter by parameter, without a scale that anyone must set.
+    """Adds momentum in parameters whose successive updates agree; nothing needs tuning.
 
-        Δ = mean - w(t₀) - a v,      g ← 1.4 g where vΔ > 0,  0.5 g where vΔ < 0,  within [1, 100]
-        v ← 0.95 v' + g Δ,           v' = v, halved where vΔ < 0,                  w(t) ← w(t₀) + v
+        Δ = mean - w(t₀) - a v
+        g ← 1.4 g if vΔ > 0,  0.5 g if vΔ < 0,  within [1, 100]
+        v ← 0.95 v' + g Δ,    v' = v, halved if vΔ < 0
+        w(t) ← w(t₀) + v
 
-    Successive mean updates that point the same way say that they are too short, and those that point back that w went
-    too far; by their signs alone, so that nothing depends on how large parameters are. (Gains as in the delta-bar-delta
-    rule, Jacobs, 1988, and momentum that is given up softly.) Where the loss has become worse all the same, by more
-    than chance, half of v and of g - 1 is given up (`retreat`). v is a sum of steps of length η, and so
-    falls with η (`paced`), or noise of long steps would outlast them; it does not rise with η, as longer steps have not
-    agreed yet. The last round moves w to the mean, without more.
+    **Gains.** Successive updates in the same direction are too short. An update in the
+    opposite direction means that w went too far. Only signs count, so the scale of a
+    parameter does not matter. The gains follow the delta-bar-delta rule (Jacobs, 1988). If
+    the loss became significantly worse, v and g - 1 are halved (`retreat`).
 
-    A mean update whose gradients are more than half as long again as any of late comes from where the loss has become
-    steep all of a sudden, as where a network leaves a flat start. η and gains are of before: so it is shortened to that
-    (`trust`), and takes some rounds in which both can follow.
+    **Step size.** v is a sum of steps of length η. It falls with η (`paced`); otherwise
+    the noise of long steps would persist. It does not rise with η, because no longer step
+    has been confirmed yet. The last round ends at the mean, without momentum.
 
-    Most of the motion, a v with a = 0.95 · 0.7, is made by nodes, a part of it with each local update: then gradients
-    are those of where w is going, and where the loss is steep they take back what goes too far within the round, as
-    Nesterov's do. Where it is flat they leave it be. (Momentum in local updates: Karimireddy et al., Mime, 2020; Xu et
-    al., FedCM, 2021.)
+    **Sudden steepness.** A mean gradient more than 1.5 times as long as all recent ones
+    comes from a region in which the loss suddenly became steep, for example when a network
+    leaves a flat start. η and the gains are from before, so the update is shortened to
+    that length (`trust`). Both can follow within some rounds.
+
+    **Momentum at nodes.** Nodes apply most of the momentum, a v with a = 0.95 · 0.7, in
+    equal parts with their local updates. Their gradients are then taken near the next w,
+    as Nesterov's are: if the loss is steep there, they correct an overshoot within the
+    round. (Momentum in local updates: Karimireddy et al., Mime, 2020; Xu et al., FedCM,
+    2021.)
 
     Args:
-      momentum: how much of the last step is made again.
-      carry: how much of that nodes make.
-      rise, fall: what a gain is multiplied with where a parameter goes on, and where it turns back.
+      momentum: share of the last step that is repeated.
+      carry: share of the momentum that nodes apply.
+      rise, fall: factor on a gain if a parameter keeps its direction, and if it reverses.
       most: the largest gain.
-      kept: how much of its velocity a parameter keeps that turns back, and of all motion what is kept in a retreat.
-      growth: how many times longer than those of late a mean gradient may be.
-      memory: how much of the longest is remembered from round to round.
+      kept: share of the velocity that a reversing parameter keeps, and that a retreat
+        keeps.
+      growth: longest accepted mean gradient, as a multiple of recent ones.
+      memory: decay of the longest recent mean gradient per round.
 
     >>> rule, w = Accelerate(), np.zeros(1, np.float32)
     >>> state, w = rule.next(rule.first(w), w, w + 1)
@@ -291,17 +274,12 @@ class Accelerate:
         return Motion(np.zeros_like(w), np.ones_like(w))
 
     def next(self, state: Motion, w: Float32, mean: Float32) -> tuple[Motion, Float32]:
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # of a run that diverges, and then goes back
+        with np.errstate(over="ignore", invalid="ignore"):  # a diverged run recovers later
             step = mean - w
             velocity = state.velocity
             agree = np.sign(velocity) * np.sign(step)
-            factor = np.select(
-                [agree > 0, agree < 0],
-                [np.float32(self.rise), np.float32(self.fall)],
-                np.float32(1),
-            )
+            factors = [np.float32(self.rise), np.float32(self.fall)]
+            factor = np.select([agree > 0, agree < 0], factors, np.float32(1))
             gains = np.clip(state.gains * factor, np.float32(1), np.float32(self.most))
             velocity = np.where(agree < 0, np.float32(self.kept) * velocity, velocity)
             velocity = np.float32(self.momentum) * velocity + gains * step
@@ -313,9 +291,8 @@ class Accelerate:
 
     def retreat(self, state: Motion) -> Motion:
         kept = np.float32(self.kept)
-        return replace(
-            state, velocity=kept * state.velocity, gains=1 + kept * (state.gains - 1)
-        )
+        gains = 1 + kept * (state.gains - 1)
+        return replace(state, velocity=kept * state.velocity, gains=gains)
 
     def paced(self, state: Motion, ratio: float) -> Motion:
         return replace(state, velocity=np.float32(min(1.0, ratio)) * state.velocity)
@@ -323,7 +300,7 @@ class Accelerate:
 
 @dataclass(frozen=True)
 class UpdateMoments:
-    """What an adaptive rule remembers: running means of Δ and of its square, both [parameters]."""
+    """State of FedAdam and FedYogi: running means of Δ and of Δ², both [parameters]."""
 
     m: Float32
     v: Float32
@@ -331,7 +308,7 @@ class UpdateMoments:
 
 @dataclass(frozen=True)
 class _AdaptiveRule(ABC):
-    """What FedAdam and FedYogi share."""
+    """Common part of FedAdam and FedYogi."""
 
     step_size: float = 0.1
     momentum: float = 0.9
@@ -339,16 +316,10 @@ class _AdaptiveRule(ABC):
     epsilon: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name in ("momentum", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(
-                    f"{name} must be at least 0 and below 1, not {getattr(self, name):g}"
-                )
-        for name in ("step_size", "epsilon"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(
-                    f"{name} must be a positive number, not {getattr(self, name):g}"
-                )
+        _require_decay("momentum", self.momentum)
+        _require_decay("beta2", self.beta2)
+        _require_positive("step_size", self.step_size)
+        _require_positive("epsilon", self.epsilon)
 
     def first(self, w: Float32) -> UpdateMoments:
         return UpdateMoments(np.zeros_like(w), np.full_like(w, self.epsilon**2))
@@ -356,33 +327,31 @@ class _AdaptiveRule(ABC):
     def next(
         self, state: UpdateMoments, w: Float32, mean: Float32
     ) -> tuple[UpdateMoments, Float32]:
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # of a run that diverges, and then goes back
+        with np.errstate(over="ignore", invalid="ignore"):  # a diverged run recovers later
             delta = mean - w
             m = np.float32(self.momentum) * state.m + np.float32(1 - self.momentum) * delta
             v = self._second_moment(state.v, np.square(delta))
-            scale: Float32 = np.float32(self.step_size) / (
-                np.sqrt(v) + np.float32(self.epsilon)
-            )
+            denominator = np.sqrt(v) + np.float32(self.epsilon)
+            scale: Float32 = np.float32(self.step_size) / denominator
             return UpdateMoments(m, v), w + scale * m
 
     @abstractmethod
     def _second_moment(self, v: Float32, square: Float32) -> Float32:
-        """The next v, from Δ²."""
+        """Return the next v from Δ²."""
 
 
 @dataclass(frozen=True)
 class FedAdam(_AdaptiveRule):
-    """Parameters that move little move further, by a running mean of Δ² (Reddi et al., 2021).
+    """Scales each parameter's step by a running mean of Δ² (Reddi et al., 2021).
 
     Args:
       step_size: s; about the length of a step of each parameter.
-      momentum: β₁, of the running mean of Δ.
-      beta2: β₂, of the running mean of Δ².
-      epsilon: ε; larger is less adaptive.
+      momentum: β₁, decay of the running mean of Δ.
+      beta2: β₂, decay of the running mean of Δ².
+      epsilon: ε; a larger value is less adaptive.
 
-    >>> rule, w = FedAdam(step_size=1.0, momentum=0.5, beta2=0.75, epsilon=1.0), np.zeros(1, np.float32)
+    >>> rule = FedAdam(step_size=1.0, momentum=0.5, beta2=0.75, epsilon=1.0)
+    >>> w = np.zeros(1, np.float32)
     >>> rule.next(rule.first(w), w, w + 3)[1].round(3)  # m = 1.5, v = 0.75 + 0.25 * 9 = 3
     array([0.549], dtype=float32)
     """
@@ -393,15 +362,17 @@ class FedAdam(_AdaptiveRule):
 
 @dataclass(frozen=True)
 class FedYogi(_AdaptiveRule):
-    """As FedAdam, with v that changes by no more than a share of Δ², however large it has become (Reddi et al., 2021).
+    """FedAdam with a v that changes by at most a share of Δ² per round (Reddi et al.,
+    2021).
 
     Args:
       step_size: s; about the length of a step of each parameter.
-      momentum: β₁, of the running mean of Δ.
-      beta2: β₂; v changes by 1-β₂ of Δ².
-      epsilon: ε; larger is less adaptive.
+      momentum: β₁, decay of the running mean of Δ.
+      beta2: β₂; v changes by (1-β₂) Δ².
+      epsilon: ε; a larger value is less adaptive.
 
-    >>> rule, w = FedYogi(step_size=1.0, momentum=0.5, beta2=0.75, epsilon=1.0), np.zeros(1, np.float32)
+    >>> rule = FedYogi(step_size=1.0, momentum=0.5, beta2=0.75, epsilon=1.0)
+    >>> w = np.zeros(1, np.float32)
     >>> rule.next(rule.first(w), w, w + 4)[1].round(3)  # m = 2, v = 1 + 0.25 * 16 = 5
     array([0.618], dtype=float32)
     """
@@ -411,6 +382,16 @@ class FedYogi(_AdaptiveRule):
         return v - change
 
 
+def _require_decay(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise UserError(f"{name} must be at least 0 and below 1, not {value:g}")
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise UserError(f"{name} must be a positive number, not {value:g}")
+
+
 UPDATE_RULES: Mapping[str, type[Any]] = {
     "average": Average,
     "accelerate": Accelerate,
@@ -418,22 +399,16 @@ UPDATE_RULES: Mapping[str, type[Any]] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
 }
-"""By the names that settings have; the fields of each are its options."""
-
-
-_FIRST = 0.5
-_LATER = 1e-3
-"""Shares of the longest way; what is below the second is rounding."""
-_OFF = np.float32(0.01)
+"""Update rules by the names in settings; the fields of each are its options."""
 
 
 @dataclass(frozen=True)
-class CentresState:
-    """What is known of the centres.
+class KMeansSplitState:
+    """State of `KMeansSplit`.
 
     Args:
-      counted: which have had samples, [clusters].
-      rounds: how many there were.
+      counted: which centres are active, [clusters].
+      rounds: number of rounds so far.
     """
 
     counted: NDArray[np.bool_]
@@ -441,47 +416,50 @@ class CentresState:
 
 
 @dataclass(frozen=True)
-class SplitCentres:
-    """w is the mean, but for centres that have no samples, see above.
+class KMeansSplit:
+    """w is the mean, except for inactive centres of K-means, see the top of this file.
 
     Args:
-      clusters: how many centres there are, one after the other in w.
+      clusters: number of centres; w is their concatenation.
 
-    >>> rule, w = SplitCentres(2), np.array([0, 9], np.float32)
-    >>> rule.next(rule.first(w), w, np.array([1, 9], np.float32))[1]  # the second is put beside the first
+    >>> rule, w = KMeansSplit(2), np.array([0, 9], np.float32)
+    >>> rule.next(rule.first(w), w, np.array([1, 9], np.float32))[1]  # splits the first
     array([1.  , 1.01], dtype=float32)
     """
 
     clusters: int
 
-    def first(self, w: Float32) -> CentresState:
-        return CentresState(np.zeros(self.clusters, bool))
+    def first(self, w: Float32) -> KMeansSplitState:
+        return KMeansSplitState(np.zeros(self.clusters, bool))
 
-    def restart(self, state: CentresState, w: Float32) -> CentresState:
-        """Back at a w that was good: all its centres stay."""
+    def restart(self, state: KMeansSplitState, w: Float32) -> KMeansSplitState:
+        """Keep all centres of w^f."""
         return replace(state, counted=np.ones(self.clusters, bool))
 
     def next(
-        self, state: CentresState, w: Float32, mean: Float32
-    ) -> tuple[CentresState, Float32]:
+        self, state: KMeansSplitState, w: Float32, mean: Float32
+    ) -> tuple[KMeansSplitState, Float32]:
         centres = mean.reshape(self.clusters, -1)
-        ways = centres - w.reshape(self.clusters, -1)
-        lengths = np.linalg.norm(ways, axis=1)
-        moving = lengths > (_LATER if state.rounds else _FIRST) * lengths.max()
-        state = CentresState(state.counted | moving, state.rounds + 1)
+        steps = centres - w.reshape(self.clusters, -1)
+        lengths = np.linalg.norm(steps, axis=1)
+        threshold = _MOVED if state.rounds else _MOVED_FIRST
+        moving = lengths > threshold * lengths.max()
+        state = KMeansSplitState(state.counted | moving, state.rounds + 1)
+
         idle = np.flatnonzero(~state.counted)
         furthest = np.argsort(-lengths, kind="stable")[: moving.sum()]
         pairs = min(len(idle), len(furthest))
         if pairs == 0:
             return state, mean
-        idle, beside = idle[:pairs], furthest[:pairs]
+        split = furthest[:pairs]
         centres = centres.copy()
-        centres[idle] = centres[beside] + _OFF * ways[beside]
+        centres[idle[:pairs]] = centres[split] + _OFFSET * steps[split]
         return state, centres.reshape(-1)
 
 
 OneUpdate = Callable[[Float32, BatchIndices, Float32 | None, bool], Descent]
-"""One update of all nodes, from their w and a mini-batch, with what is added to gradients; whether it is the first."""
+"""Makes one update of all nodes, from their w, a mini-batch, an addition to their
+gradients, and whether it is the first update."""
 
 
 def descend_near(
@@ -492,25 +470,76 @@ def descend_near(
     shift: Float32 | None,
     statistics: int,
 ) -> Descent:
-    """The updates of a round.
+    """Make the local updates of a round with FedProx (Li et al., MLSys 2020).
+
+    A node descends on F_i(w) + μ/2 ‖w - w(t₀)‖² instead of F_i(w):
+
+        w ← w - η (∇F_i(w) + s_i + μ (w - w(t₀)))
+
+    with s_i the other additions to its gradient. The last term changes with every update,
+    but a model adds the same vector in all updates of a call. Updates are therefore made
+    one at a time, each for all nodes at once. Reported losses and gradients are those of
+    F_i itself: they are taken at w(t₀), at which the last term is 0.
 
     Args:
+      update: makes one update.
       w: w(t₀), [parameters].
+      indices: the mini-batches.
       proximal: μ.
-      shift: what else is added to gradients, [nodes, parameters].
-      statistics: how many of w's last numbers are running statistics, which nothing pulls at.
+      shift: other additions to gradients, [nodes, parameters].
+      statistics: how many of w's last numbers are running statistics; μ does not apply to
+        them.
     """
     first = last = update(w[None], one_of(indices, 0), shift, True)
     for number in range(1, indices.updates):
-        with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
+        with np.errstate(over="ignore", invalid="ignore"):  # diverged nodes
             pull = np.float32(proximal) * (with_statistics_of(w, last.w, statistics) - w)
-        fresh = update(
-            last.w, one_of(indices, number), pull if shift is None else pull + shift, False
-        )
-        makes = indices.updates_of > number
-        last = (
-            fresh
-            if makes.all()
-            else replace(fresh, w=np.where(makes[:, None], fresh.w, last.w))
-        )
+        added = pull if shift is None else pull + shift
+        fresh = update(last.w, one_of(indices, number), added, False)
+        active = indices.updates_of > number
+        if not active.all():
+            fresh = replace(fresh, w=np.where(active[:, None], fresh.w, last.w))
+        last = fresh
     return replace(first, w=last.w)
+
+
+def with_statistics_of(other: Float32, w: Float32, statistics: int) -> Float32:
+    """Return w with the running statistics of another; the other itself if they then
+    agree.
+
+    Args:
+      other: [parameters] or [nodes, parameters].
+      w: [parameters] or [nodes, parameters].
+      statistics: how many of w's last numbers are statistics; with 0 the result is w
+        itself.
+    """
+    if not statistics:
+        return w
+    if w.shape == other.shape and np.array_equal(
+        w[..., :-statistics], other[..., :-statistics]
+    ):
+        return other
+    alike = w.copy()
+    alike[..., -statistics:] = other[..., -statistics:]
+    return alike
+
+
+def without_statistics(w: Float32, statistics: int) -> Float32:
+    """Return the parameters of w without its running statistics."""
+    return w[..., : w.shape[-1] - statistics]
+
+
+def scaled_from(start: Float32, w: Float32, scale: Float32, statistics: int) -> Float32:
+    """Scale the steps of nodes from `start` to w, [nodes, parameters].
+
+    Args:
+      start: [parameters].
+      w: w_i of the nodes, [nodes, parameters].
+      scale: factor for each node, [nodes]; running statistics stay.
+      statistics: how many of w's last numbers are running statistics.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # diverged nodes
+        scaled: Float32 = w - start
+        scaled *= scale[:, None]
+        scaled += start
+    return with_statistics_of(w, scaled, statistics)

@@ -34,7 +34,15 @@ import numpy as np
 
 from fedbudget.arrays import Flags
 from fedbudget.budget.budget import Costs
-from fedbudget.engines.engine import Condition, Engine, Observer, Save
+from fedbudget.engines.engine import (
+    Condition,
+    Engine,
+    Observer,
+    Pay,
+    Save,
+    no_payment,
+    settle,
+)
 from fedbudget.engines.remote.members import Counters
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.round import CollectedRound, RoundCosts
@@ -258,9 +266,10 @@ class RemoteEngine(Engine):
         observe: Observer,
         interrupted: Condition = lambda: False,
         save: Save = lambda: None,
+        pay: Pay = no_payment,
     ) -> Outcome:
         outcome = self._run_rounds(
-            observe, lambda: interrupted() or bool(self.nodes.error), save
+            observe, lambda: interrupted() or bool(self.nodes.error), save, pay
         )
         reason = "the aggregator was interrupted" if interrupted() else "the run is over"
         self.nodes.close(Farewell(reason))
@@ -286,12 +295,15 @@ class RemoteEngine(Engine):
         }
         return self.aggregator.state, {**nodes, **own}
 
-    def _run_rounds(self, observe: Observer, interrupted: Condition, save: Save) -> Outcome:
+    def _run_rounds(
+        self, observe: Observer, interrupted: Condition, save: Save, pay: Pay
+    ) -> Outcome:
         aggregator = self.aggregator
         meters = self.meters
         counters = self.nodes.counters
         clock = _Clock(meters, self.timeout, self.trial, self.evaluation_seconds)
         message = aggregator.pending or aggregator.outcome or aggregator.start()
+        settle(aggregator, pay)
         last: tuple[Round, Broadcast] | None = None
         read = meters.counters().read
         began = read()
@@ -318,6 +330,7 @@ class RemoteEngine(Engine):
             began = now
             bytes_before += wire_bytes
             message = self._receive(broadcast, collected, clock, used, wire_bytes)
+            settle(aggregator, pay)
             last = _completed(aggregator, collected, broadcast), broadcast
             self._warn_shortened(last[0].shortened)
         if last is not None:
