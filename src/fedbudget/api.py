@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -428,31 +428,19 @@ def _read_arguments(
       command: command of the same name, whose defaults apply.
       changeable: settings that a resumed run may change.
     """
-    named: dict[str, Any] = {"until": until}
-    overrides = Overrides(controller=controller)
-    if model is None or isinstance(model, str):
-        named["model"] = model
-    else:
-        own = as_model(model, device=options.get("device", "auto"))
-        named["model"] = own_name(own)
-        overrides = replace(overrides, model=own)
+    named: dict[str, Any] = {"until": until, "model": model, "dataset": dataset}
+    objects: dict[str, Any] = {"controller": controller}
+    if model is not None and not isinstance(model, str):
+        objects["model"] = as_model(model, device=options.get("device", "auto"))
+        named["model"] = own_name(objects["model"])
     if isinstance(dataset, Dataset):
+        objects["dataset"] = dataset
         named["dataset"] = dataset.name
-        overrides = replace(overrides, dataset=dataset)
-    else:
-        named["dataset"] = dataset
-    if step_size is None or isinstance(step_size, int | float | str):
-        named["step_size"] = step_size
-    else:
-        overrides = replace(overrides, step_size=step_size)
-    if update is None or isinstance(update, str):
-        named["update"] = update
-    else:
-        overrides = replace(overrides, update=update)
-    if combine is None or isinstance(combine, str):
-        named["combine"] = combine
-    else:
-        overrides = replace(overrides, combine=combine)
+    rules = {"step_size": step_size, "update": update, "combine": combine}
+    for name, rule in rules.items():
+        is_setting = rule is None or isinstance(rule, int | float | str)
+        (named if is_setting else objects)[name] = rule
+    overrides = Overrides(**objects)
 
     def settings_with(config: Path | None, **limits: Any) -> Settings:
         given = {**named, **limits}
