@@ -310,7 +310,7 @@ def welcome(**other: Any) -> bytes:
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ([b"\xff"], "bytes that are no message"),
+        ([b"\xff"], "bytes that are not a message"),
         ([b""], "unexpected message: an empty message"),
         (
             [pb.FromAggregator(more=b"123").SerializeToString()],
@@ -337,7 +337,7 @@ def test_a_node_stays_away_for_a_while_from_an_aggregator_that_breaks_the_rules(
     ("other", "reason"),
     [
         ({"round": 5, "base_round": 4}, "this node has no memory of round 4"),
-        ({"tau": 9}, "tau is 9, and no more than 8 was agreed on"),
+        ({"tau": 9}, "tau is 9; the task allows 8"),
         ({"eta": float("nan")}, "eta is nan"),
         ({"size": 10**10}, "10000000000 bytes of vectors announced"),
         (

@@ -203,7 +203,7 @@ def spoilt(**other: Any) -> NodeCosts:
     [
         (
             lambda broadcast: report_of(broadcast, size=10**10),
-            "10000000000 bytes of vectors announced where there should be 24",
+            "10000000000 bytes of vectors announced instead of 24",
         ),
         (
             lambda broadcast: report_of(broadcast, size=0, vectors=b""),
@@ -211,15 +211,15 @@ def spoilt(**other: Any) -> NodeCosts:
         ),
         (
             lambda broadcast: report_of(broadcast, vectors=b"1234"),
-            "a part of vectors of 4 bytes where there should be 24",
+            "a part of vectors of 4 bytes instead of 24",
         ),
         (
             lambda broadcast: report_of(broadcast, vectors=b"1" * 25),
-            "a part of vectors of 25 bytes where there should be 24",
+            "a part of vectors of 25 bytes instead of 24",
         ),
         (
             lambda broadcast: report_of(broadcast, round=broadcast.round + 1),
-            "a report of round 4 when asked for round 3",
+            "a report of round 4 instead of round 3",
         ),
         (
             lambda broadcast: report_of(broadcast, round=broadcast.round - 1),
