@@ -1,40 +1,42 @@
-"""What is in a masked vector where rounds are private: sums to which every member has added its share of the noise.
+"""Contents of a masked vector: all report values that the aggregator needs, as sums.
 
-    counts    how many updates are no longer than C, or than each octave: h or -h for each node, as whole numbers
-    updates   Σ clip(Δ_i), in steps, where w moves
+**Encoding.** Vectors consist of 64-bit integers that are added modulo 2^64: masks hide
+integers perfectly, but not floats. The range of w's coordinates follows from the w that all
+nodes received: 2^8 times its largest coordinate (at least 2^8), and more after an overflow.
+A step is 2^-61 of that range (1e-16 of the values, far finer than float32), and the
+integers can hold twice the range. Scalars are few and may be squares: each takes three
+parts of 40 bits with space for carries, in steps of 2^-60, up to ±2^58.
 
-So that noise is never less than what is paid for, each member adds as much as is right if m of them have a part in the
-sum, and no sum of m or fewer is ever opened: each knows its own share. A share has s = 2^20 steps as its deviation
-(discrete_gaussian.py), m of them have √m s, and what one node can change is made to fit to that: with noise of σ times
-the sensitivity this is S = √m s/σ steps, which C stands for, or the counts of one node. Where n > m have a part, there
-is n/m times as much noise (its variance).
+**Plain rounds (`Contents`).** A member adds up its own nodes, each with weight
+p_i = D_i / 2^scale, so that all weights together are at most 1:
 
-Rounding is paid for: an update of d numbers is cut to S - √d/2 steps before it is rounded, and so is S at most after
-that. h is rounded down. The sum of m shares is no discrete Gaussian itself, but what it costs is more than ρ = S²/2ms²
-by less than 10 m d exp(-π² s²) (Kairouz, Liu and Steinke 2021), which is 0 in all digits of any computer.
+    figures   the scalars of protocol/sums.py (losses, ρ̂, β̂, drift ...), three integers
+    each slots     for the largest β̂ (see below), if β̂ was requested w         Σ p_i w_i,
+    [parameters] tallies   results on test samples as counts and sums, if requested
 
-Real numbers as whole ones of 64 bits that are added modulo 2^64: masks hide these perfectly, and no float.
+A node whose report is not finite or out of range has weight 0 in all of these.
 
-How far a vector's numbers may go follows from the w that all nodes were sent: to 2^8 times its largest number, or 2^8
-where that is below 1, and further where that was too little. Steps are the 2^61st part of that (1e-16), far finer than
-those of float32, and there is twice as much room as is used. Single figures, of which there are few and which may be
-squares, are in three parts of 40 bits with room for carries: in steps of 2^-60, up to ±2^58.
+The largest β̂_i is not a sum. Each member writes its own β̂, its square and the count 1
+into one random slot of many. The aggregator reads the largest value but not its owner. If
+two members chose the same slot, the larger value follows from the sum and the squares; for
+three or more this yields an upper bound. There are two independent sets of slots, and the
+smaller result counts: it is too large only if both sets collide.
 
-What is in a masked vector: all of a report that the aggregator needs, as sums over nodes.
+**Private rounds (`PrivateContents`).** Each member adds its share of the noise:
 
-A member's nodes are added up by itself, each times p_i = D_i / 2^scale, so that weights of all are at most 1 together:
+    counts    updates no longer than C, or than each octave: ±h for each node
+    updates   Σ clip(Δ_i) in steps, if w is updated
 
-    figures   the numbers of protocol/sums.py (losses, ρ̂, β̂, drift ...), three whole numbers each
-    places    for the largest β̂, see below; where β̂ was asked for
-    w         Σ p_i w_i, [parameters]
-    tallies   what test samples say, as counts and sums; where that was asked for
+Noise must never fall below the amount paid for. So m shares together have that amount, and
+no sum of m or fewer vectors is ever opened, because each member can subtract its own share.
+A share has standard deviation s = 2^20 steps (discrete_gaussian.py) and m of them √m s.
+With a noise multiplier of σ, the sensitivity is S = √m s/σ steps: the length C of an
+update, or the counts of one node. With n > m members the variance is n/m times as large.
 
-A node whose report is not finite, or beyond what fits, has no part in any of these: its weight is 0.
-
-The largest of nodes' β̂_i is no sum. But every member puts its own into one of many places, drawn by chance, with 1 for
-how many are there, and its square: then the largest is known, and of no β̂_i whose it is. Where two have met in one
-place the larger follows from sum and squares, and of three and more an upper bound. All is done twice, with places
-drawn anew, and the smaller of both counts: it is too large only where it is in both.
+Rounding is accounted for: an update of d coordinates is shortened to S - √d/2 steps before
+rounding, so it is at most S long afterwards. h is rounded down. The sum of m shares is not
+a discrete Gaussian itself, but its cost exceeds ρ = S²/2ms² by less than 10 m d exp(-π² s²)
+(Kairouz, Liu and Steinke, 2021), and that is 0 in floating point.
 """
 
 import math
@@ -55,23 +57,146 @@ from fedbudget.secure.discrete_gaussian import Randomness, discrete_gaussian
 from fedbudget.secure.messages import Group, TallyShape
 
 SHARE_BITS = 20
-"""Of the steps that a share's deviation has."""
-_SHRINK = 1 - 1e-9  # more than floats of 64 bits can be wrong by
+"""A noise share has a standard deviation of 2 to this power, in steps."""
+PARTS = 3
+"""Integers of one figure."""
+LARGEST_FIGURE = 2.0**58
+MOST_SCORED = 20
+"""Most classes with score histograms, and so with AUC: empty bins are sent too."""
+
+_SHRINK = 1 - 1e-9  # exceeds the rounding error of 64-bit floats
+_STEPS = 2.0**61  # from 0 to the end of the range
+_PART_BITS = 40
+_FIGURE_BITS = 60  # binary places of a figure
+_BATCH = 2**16
+_FIGURES = len(Numbers._fields)
+_MOST_BETA = 2.0**28  # larger values are capped
+_SLOT = 1 + 2 * PARTS
+_SLOT_SETS = 2
+
+
+@dataclass(frozen=True)
+class DecodedSums:
+    """Sums over all members of a round.
+
+    Args:
+      figures: as in `Numbers`, [numbers].
+      beta: largest β̂_i; None if there is none, or it was not requested.
+      w: Σ p_i w_i, [parameters]; None in the final round.
+      tallies: test results, one for each evaluated w, or none.
+    """
+
+    figures: Float64
+    beta: float | None
+    w: Float64 | None
+    tallies: tuple[Tally, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Layout of a plain round.
+
+    Args:
+      slots: for the largest β̂; 0 if it was not requested.
+      parameters: 0 in the final round.
+      largest: end of the range of w's coordinates.
+      tallies: how many.
+    """
+
+    slots: int
+    parameters: int
+    largest: float
+    tally: TallyShape | None
+    tallies: int
+    sharers: ClassVar[int] = 0
+
+    @classmethod
+    def of(
+        cls, broadcast: Broadcast, slots: int, tally: TallyShape | None, headroom: int = 8
+    ) -> "Contents":
+        fields = broadcast.report_fields
+        return cls(
+            slots=slots if "beta" in fields else 0,
+            parameters=broadcast.w.size if "w" in fields else 0,
+            largest=coordinate_range(broadcast.w, headroom),
+            tally=tally,
+            tallies=0 if tally is None else broadcast.tallies,
+        )
+
+    @property
+    def length(self) -> int:
+        """Integers in a vector."""
+        tallies = 0 if self.tally is None else self.tallies * _tally_length(self.tally)
+        slots = _SLOT_SETS * _SLOT * self.slots
+        return PARTS * _FIGURES + slots + self.parameters + tallies
+
+    def encode(self, report: Report, group: Group, tallies: Sequence[Tally] = ()) -> UInt64:
+        """Encode a member's contribution to the sums."""
+        numbers = Numbers.of(report, np.ones(len(report.nodes), bool))
+        valid = _valid(report, numbers, self.largest)
+        nodes = report.nodes[valid]
+        weights = np.array(group.weights, np.float64)[valid] / 2.0**group.scale
+
+        parts = [encode_figures(add_up_in_numpy(nodes, weights, numbers[valid]).tolist())]
+        if self.slots:
+            beta = _largest_beta(report.beta, valid)
+            parts += [_encode_slots(self.slots, beta) for _ in range(_SLOT_SETS)]
+        if self.parameters and report.w is not None:
+            w = add_up_in_numpy(nodes, weights, report.w[valid])
+            parts.append(encode(w, self.largest))
+        elif self.parameters:
+            parts.append(np.zeros(self.parameters, np.uint64))
+        if self.tally is not None:
+            known = tallies if len(tallies) == self.tallies else (None,) * self.tallies
+            parts += [_encode_tally(self.tally, tally) for tally in known]
+        return np.concatenate(parts)
+
+    def decode(self, total: UInt64) -> DecodedSums:
+        """Decode the sum over all members."""
+        cuts = np.cumsum(
+            [PARTS * _FIGURES, _SLOT_SETS * _SLOT * self.slots, self.parameters]
+        )
+        figures, slots, w, tallies = np.split(total, cuts)
+        decoded = []
+        if self.tally is not None and self.tallies:
+            for part in np.split(tallies, self.tallies):
+                tally = _decode_tally(self.tally, part)
+                if tally is not None:
+                    decoded.append(tally)
+        return DecodedSums(
+            decode_figures(figures),
+            _decode_largest(slots.reshape(_SLOT_SETS, -1, _SLOT)) if self.slots else None,
+            decode(w, self.largest) if self.parameters else None,
+            tuple(decoded),
+        )
+
+    def open(
+        self, broadcast: Broadcast, total: UInt64, nodes: Int64, sizes: Int64, scale: int
+    ) -> "tuple[OpenedReports, tuple[Tally, ...]]":
+        """Return the sums over all members' reports and test results.
+
+        Args:
+          nodes: numbers of their nodes, ascending.
+          sizes: weighted sample count of each.
+          scale: of the group.
+        """
+        opened = self.decode(total)
+        return OpenedReports(broadcast, opened, nodes, sizes, scale), opened.tallies
 
 
 @dataclass(frozen=True)
 class PrivateContents:
-    """How the summands of one private round are laid out.
+    """Layout of a private round.
 
     Args:
-      parameters: 0 where only lengths are asked for.
-      sharers: m, whose noise is as much as is paid for.
+      parameters: 0 if only norms were requested.
+      sharers: m, the number of shares that have the noise paid for.
     """
 
     private: Private
     parameters: int
     sharers: int
-    places: ClassVar[int] = 0
+    slots: ClassVar[int] = 0
     tally: ClassVar[TallyShape | None] = None
     tallies: ClassVar[int] = 0
 
@@ -84,64 +209,59 @@ class PrivateContents:
     def __post_init__(self) -> None:
         if self.height < 1:
             raise PeerError(
-                f"a round of ρ = {self.private.rho:g} needs more noise than can be added up"
+                f"a round of ρ = {self.private.rho:g} needs more noise than 64 bits hold"
             )
 
     @property
     def length(self) -> int:
-        """Whole numbers."""
+        """Integers in a vector."""
         return self._counts + self.parameters
 
     @property
     def largest(self) -> float:
-        """S, the length of an update in steps that C stands for."""
+        """S, the length in steps of an update of length C."""
         return self._deviation / multipliers(self.private).updates
 
     @property
     def height(self) -> int:
-        """h, so that the counts of one node have a length of S at most."""
-        return int(
-            _SHRINK
-            * self._deviation
-            / multipliers(self.private).counts
-            / math.sqrt(self._counts)
-        )
+        """h: the counts of one node have length S at most."""
+        counts = multipliers(self.private).counts
+        return int(_SHRINK * self._deviation / counts / math.sqrt(self._counts))
 
     def encode(self, report: Report, random: Randomness = os.urandom) -> UInt64:
-        """What a member's report adds to the sums, with its share of the noise."""
-        whole = discrete_gaussian(self.length, SHARE_BITS, random)
+        """Encode a member's contribution to the sums, with its share of the noise."""
+        vector = discrete_gaussian(self.length, SHARE_BITS, random)
         signs = np.rint(2 * counted(report, self.private)).astype(np.int64)
-        whole[: self._counts] += self.height * signs.sum(axis=0)
+        vector[: self._counts] += self.height * signs.sum(axis=0)
         if self.parameters:
             assert report.w is not None
             for update in report.w:
-                whole[self._counts :] += self.rounded(update)
-        return whole.view(np.uint64)
+                vector[self._counts :] += self.rounded(update)
+        return vector.view(np.uint64)
 
     def rounded(self, update: Float32) -> Int64:
-        """A clipped update in steps, no longer than S; one that is not finite is 0."""
-        room = max(0.0, _SHRINK * self.largest - math.sqrt(len(update)) / 2)
+        """A clipped update in steps, at most S long; 0 if it is not finite."""
+        limit = max(0.0, _SHRINK * self.largest - math.sqrt(len(update)) / 2)
         steps = np.multiply(update, self.largest / self.private.clip, dtype=np.float64)
         length = math.sqrt(float(np.square(steps).sum()))
         if not length < math.inf:
             return np.zeros(len(update), np.int64)
-        return np.rint(steps * min(1.0, room / length) if length else steps).astype(
-            np.int64
-        )
+        if length:
+            steps *= min(1.0, limit / length)
+        return np.rint(steps).astype(np.int64)
 
     def open(
         self, broadcast: Broadcast, total: UInt64, nodes: Int64, sizes: Int64, scale: int
     ) -> tuple[NoisySums, tuple[Tally, ...]]:
-        """What is known of all members together.
+        """Return the noisy sums over all members.
 
         Args:
-          nodes: the numbers of their nodes.
+          nodes: numbers of their nodes.
+          sizes, scale: not used; nodes weigh the same.
         """
         counts, updates = np.split(total.view(np.int64).astype(np.float64), [self._counts])
-        known: Float64 | None = (
-            updates * (self.private.clip / self.largest) if self.parameters else None
-        )
-        return NoisySums.of(broadcast.round, nodes, counts / (2 * self.height), known), ()
+        w = updates * (self.private.clip / self.largest) if self.parameters else None
+        return NoisySums.of(broadcast.round, nodes, counts / (2 * self.height), w), ()
 
     @property
     def _counts(self) -> int:
@@ -149,215 +269,34 @@ class PrivateContents:
 
     @property
     def _deviation(self) -> float:
-        """Steps, of m shares together."""
+        """Standard deviation of m shares together, in steps."""
         return math.sqrt(self.sharers) * 2.0**SHARE_BITS
 
 
-PARTS = 3
-"""Whole numbers that a figure takes."""
-LARGEST_FIGURE = 2.0**58
-
-_STEPS = 2.0**61  # from 0 to the largest
-_PART = 40  # bits
-_FIGURE_STEP = 60  # so many binary places
-_AT_ONCE = 2**16
-
-
-def largest_beside(w: Float32, room: int) -> float:
-    """Of a number in a sum of vectors that come from this one.
-
-    Args:
-      room: how often a number may have doubled.
-
-    >>> largest_beside(np.array([0.5, -3.0], np.float32), 8)
-    1024.0
-    """
-    most = float(np.abs(w).max(initial=1.0))
-    return 2.0 ** (math.ceil(math.log2(most)) + room)
-
-
-def encode(values: Float32 | Float64, largest: float) -> UInt64:
-    """A vector, rounded to steps."""
-    whole = np.empty(len(values), np.int64)
-    for first in range(0, len(values), _AT_ONCE):
-        part = slice(first, first + _AT_ONCE)
-        scaled = np.multiply(values[part], _STEPS / largest, dtype=np.float64)
-        np.rint(scaled, out=scaled)
-        whole[part] = scaled
-    return whole.view(np.uint64)
-
-
-def decode(total: UInt64, largest: float) -> Float64:
-    """What was encoded, added up."""
-    return np.multiply(total.view(np.int64), largest / _STEPS, dtype=np.float64)
-
-
-def encode_figures(figures: Sequence[float]) -> UInt64:
-    """Each as so many whole numbers as `PARTS`; one that is not finite, or too large, must not come here.
-
-    >>> decode_figures(encode_figures([1.5, -2e-9]) + encode_figures([2.25, 1e-9])).round(9)
-    array([ 3.75e+00, -1.00e-09])
-    """
-    found = np.empty((len(figures), PARTS), np.int64)
-    for at, figure in enumerate(figures):
-        if not abs(figure) <= LARGEST_FIGURE:
-            raise ValueError(f"{figure} cannot be added up")
-        mantissa, exponent = math.frexp(figure)
-        whole = int(mantissa * 2**53)
-        shift = exponent - 53 + _FIGURE_STEP
-        whole = whole << shift if shift >= 0 else whole >> -shift
-        for part in range(PARTS - 1):
-            found[at, part], whole = whole & (2**_PART - 1), whole >> _PART
-        found[at, PARTS - 1] = whole
-    return found.reshape(-1).view(np.uint64)
-
-
-def decode_figures(total: UInt64) -> Float64:
-    """What was encoded, added up."""
-    found = []
-    for row in total.view(np.int64).reshape(-1, PARTS).tolist():
-        whole = sum(part << (_PART * place) for place, part in enumerate(row))
-        found.append(whole / 2**_FIGURE_STEP)
-    return np.array(found, np.float64)
-
-
-MOST_SCORED = 20
-"""Classes, above which there are no histograms of scores here, and so no AUC: all bins are sent, also empty ones."""
-
-_FIGURES = len(Numbers._fields)
-_MOST_BETA = 2.0**28  # what is beyond counts as this
-_PLACE = 1 + 2 * PARTS
-_TIMES = 2  # that places are drawn
-
-
-@dataclass(frozen=True)
-class Summands:
-    """What one member adds to the sums, before it is masked.
-
-    Args:
-      figures: as of `Numbers`, [numbers].
-      beta: its largest β̂_i; None where there is none, or nobody asked.
-      w: Σ p_i w_i, [parameters]; None in the final round.
-      tallies: of test samples, one of each w that was asked for, or none.
-    """
-
-    figures: Float64
-    beta: float | None
-    w: Float64 | None
-    tallies: tuple[Tally, ...] = ()
-
-
-@dataclass(frozen=True)
-class Contents:
-    """How summands of one round are laid out.
-
-    Args:
-      places: for the largest β̂; 0 where it was not asked for.
-      parameters: 0 in the final round.
-      largest: of a number of w.
-      tallies: how many.
-    """
-
-    places: int
-    parameters: int
-    largest: float
-    tally: TallyShape | None
-    tallies: int
-
-    @classmethod
-    def of(
-        cls, broadcast: Broadcast, places: int, tally: TallyShape | None, room: int = 8
-    ) -> "Contents":
-        fields = broadcast.report_fields
-        tallies = broadcast.tallies if tally is not None else 0
-        parameters = broadcast.w.size if "w" in fields else 0
-        largest = largest_beside(broadcast.w, room)
-        return cls(places if "beta" in fields else 0, parameters, largest, tally, tallies)
-
-    @property
-    def length(self) -> int:
-        """Whole numbers."""
-        tallies = 0 if self.tally is None else self.tallies * _tally_length(self.tally)
-        return PARTS * _FIGURES + _TIMES * _PLACE * self.places + self.parameters + tallies
-
-    def summands(
-        self, report: Report, group: Group, tallies: Sequence[Tally] = ()
-    ) -> Summands:
-        """What a member's report adds to the sums."""
-        weights = np.array(group.weights, np.float64) / 2.0**group.scale
-        numbers = Numbers.of(report, np.ones(len(report.nodes), bool))
-        good = _possible(report, numbers, self.largest)
-        nodes, weights = report.nodes[good], weights[good]
-        figures = add_up_in_numpy(nodes, weights, numbers[good])
-        w = None if report.w is None else add_up_in_numpy(nodes, weights, report.w[good])
-        return Summands(figures, _largest_beta(report.beta, good), w, tuple(tallies))
-
-    def encode(self, summands: Summands) -> UInt64:
-        parts = [encode_figures(summands.figures.tolist())]
-        if self.places:
-            parts += [_encode_place(self.places, summands.beta) for _ in range(_TIMES)]
-        if self.parameters:
-            w = np.zeros(self.parameters) if summands.w is None else summands.w
-            parts.append(encode(w, self.largest))
-        if self.tally is not None:
-            found = (
-                summands.tallies
-                if len(summands.tallies) == self.tallies
-                else (None,) * self.tallies
-            )
-            parts += [_encode_tally(self.tally, each) for each in found]
-        return np.concatenate(parts)
-
-    def decode(self, total: UInt64) -> Summands:
-        """Of all members together; β̂ is the largest."""
-        cuts = np.cumsum([PARTS * _FIGURES, _TIMES * _PLACE * self.places, self.parameters])
-        figures, places, w, tallies = np.split(total, cuts)
-        found = (
-            []
-            if self.tally is None or not self.tallies
-            else np.split(tallies, self.tallies)
-        )
-        decoded = [
-            None if self.tally is None else _decode_tally(self.tally, each)
-            for each in found
-        ]
-        return Summands(
-            decode_figures(figures),
-            _decode_largest(places.reshape(_TIMES, -1, _PLACE)) if self.places else None,
-            decode(w, self.largest) if self.parameters else None,
-            tuple(each for each in decoded if each is not None),
-        )
-
-    def open(
-        self, broadcast: Broadcast, total: UInt64, nodes: Int64, sizes: Int64, scale: int
-    ) -> "tuple[OpenedReports, tuple[Tally, ...]]":
-        """What is known of all members together: their reports' sums, and what test samples say.
-
-        Args:
-          nodes, sizes: the numbers of their nodes, rising, and how many samples of each count.
-          scale: as of the group.
-        """
-        opened = self.decode(total)
-        return OpenedReports(broadcast, opened, nodes, sizes, scale), opened.tallies
-
-
 class OpenedReports:
-    """The reports of a round of which only sums are known.
+    """The reports of a round of which only sums are available.
 
     Args:
-      opened: of all members.
-      nodes, sizes: the numbers of all nodes in it, rising, and how many samples of each count.
-      scale: as of the group.
+      opened: sums over all members.
+      nodes: numbers of their nodes, ascending.
+      sizes: weighted sample count of each.
+      scale: of the group.
 
-    `left_out` says whether some had no part in it.
+    Attributes:
+      left_out: whether invalid reports were left out.
     """
 
     def __init__(
-        self, broadcast: Broadcast, opened: Summands, nodes: Int64, sizes: Int64, scale: int
+        self,
+        broadcast: Broadcast,
+        opened: DecodedSums,
+        nodes: Int64,
+        sizes: Int64,
+        scale: int,
     ) -> None:
         numbers = Numbers(*(opened.figures * 2.0**scale).tolist())
         self.left_out = round(numbers.data) < sizes.sum()
-        if not round(numbers.data):  # nobody's report was finite
+        if not round(numbers.data):  # no report was finite
             numbers = numbers._replace(
                 data=float(sizes.sum()), loss=math.inf, best_loss=math.inf
             )
@@ -381,68 +320,137 @@ class OpenedReports:
         )
 
 
-def _possible(report: Report, numbers: Float64, largest: float) -> Flags:
-    """Whether all that a node says is finite, and fits."""
-    good = (np.abs(numbers) <= LARGEST_FIGURE / 2).all(axis=1)
+# Integers.
+
+
+def coordinate_range(w: Float32, headroom: int) -> float:
+    """Largest coordinate that fits into a sum of vectors near w.
+
+    Args:
+      headroom: how many times a coordinate may double.
+
+    >>> coordinate_range(np.array([0.5, -3.0], np.float32), 8)
+    1024.0
+    """
+    most = float(np.abs(w).max(initial=1.0))
+    return 2.0 ** (math.ceil(math.log2(most)) + headroom)
+
+
+def encode(values: Float32 | Float64, largest: float) -> UInt64:
+    """Round a vector to steps."""
+    integers = np.empty(len(values), np.int64)
+    for first in range(0, len(values), _BATCH):
+        part = slice(first, first + _BATCH)
+        scaled = np.multiply(values[part], _STEPS / largest, dtype=np.float64)
+        np.rint(scaled, out=scaled)
+        integers[part] = scaled
+    return integers.view(np.uint64)
+
+
+def decode(total: UInt64, largest: float) -> Float64:
+    """Inverse of `encode`, for a sum."""
+    return np.multiply(total.view(np.int64), largest / _STEPS, dtype=np.float64)
+
+
+def encode_figures(figures: Sequence[float]) -> UInt64:
+    """Encode each figure as `PARTS` integers.
+
+    Raises:
+      ValueError: a figure is not finite or too large.
+
+    >>> decode_figures(encode_figures([1.5, -2e-9]) + encode_figures([2.25, 1e-9])).round(9)
+    array([ 3.75e+00, -1.00e-09])
+    """
+    rows = np.empty((len(figures), PARTS), np.int64)
+    for row, figure in zip(rows, figures, strict=True):
+        if not abs(figure) <= LARGEST_FIGURE:
+            raise ValueError(f"{figure} cannot be added up")
+        whole = math.floor(math.ldexp(figure, _FIGURE_BITS))
+        for part in range(PARTS - 1):
+            row[part] = whole & (2**_PART_BITS - 1)
+            whole >>= _PART_BITS
+        row[-1] = whole
+    return rows.reshape(-1).view(np.uint64)
+
+
+def decode_figures(total: UInt64) -> Float64:
+    """Inverse of `encode_figures`, for a sum."""
+    figures = []
+    for row in total.view(np.int64).reshape(-1, PARTS).tolist():
+        whole = sum(part << (_PART_BITS * at) for at, part in enumerate(row))
+        figures.append(whole / 2**_FIGURE_BITS)
+    return np.array(figures, np.float64)
+
+
+# Plain reports.
+
+
+def _valid(report: Report, numbers: Float64, largest: float) -> Flags:
+    """Whether each node's numbers are finite and in range."""
+    valid = (np.abs(numbers) <= LARGEST_FIGURE / 2).all(axis=1)
     if report.w is not None:
-        good &= np.array(
-            [bool(each.min() >= -largest and each.max() <= largest) for each in report.w]
-        )
-    return np.asarray(good, bool)
+        valid &= report.w.min(axis=1) >= -largest
+        valid &= report.w.max(axis=1) <= largest
+    return np.asarray(valid, bool)
 
 
-def _largest_beta(beta: Float64 | None, good: Flags) -> float | None:
+def _largest_beta(beta: Float64 | None, valid: Flags) -> float | None:
     if beta is None:
         return None
-    sane = beta[good & (beta > 0) & (beta < ABSURD)]
-    return min(_MOST_BETA, float(sane.max())) if len(sane) else None
+    plausible = beta[valid & (beta > 0) & (beta < ABSURD)]
+    return min(_MOST_BETA, float(plausible.max())) if len(plausible) else None
 
 
-def _encode_place(places: int, beta: float | None) -> UInt64:
-    found = np.zeros((places, _PLACE), np.uint64)
+def _encode_slots(slots: int, beta: float | None) -> UInt64:
+    rows = np.zeros((slots, _SLOT), np.uint64)
     if beta is not None:
-        at = secrets.randbelow(places)
-        found[at, 0] = 1
-        found[at, 1:] = encode_figures([beta, beta * beta])
-    return found.reshape(-1)
+        row = rows[secrets.randbelow(slots)]
+        row[0] = 1
+        row[1:] = encode_figures([beta, beta * beta])
+    return rows.reshape(-1)
 
 
-def _decode_largest(places: UInt64) -> float | None:
-    """From [times, places, numbers of each]."""
-    found = [_largest_in(each[each[:, 0] > 0]) for each in places if each[:, 0].any()]
-    return min(found, default=None)
+def _decode_largest(slots: UInt64) -> float | None:
+    """Largest β̂ from [sets, slots, integers of a slot]; None if all slots are empty."""
+    results = [_largest_in(rows[rows[:, 0] > 0]) for rows in slots if rows[:, 0].any()]
+    return min(results, default=None)
 
 
 def _largest_in(taken: UInt64) -> float:
-    sums, squares = (
-        decode_figures(np.ascontiguousarray(taken[:, 1:]).reshape(-1)).reshape(-1, 2).T
-    )
+    figures = decode_figures(np.ascontiguousarray(taken[:, 1:]).reshape(-1))
+    sums, squares = figures.reshape(-1, 2).T
     count = taken[:, 0].astype(np.float64)
     mean = sums / count
-    beyond = np.sqrt(
-        np.maximum(0.0, squares / count - mean * mean) * (count - 1)
-    )  # Samuelson's inequality
-    return float(np.where(count == 1, sums, mean + beyond).max())
+    variance = np.maximum(0.0, squares / count - mean * mean)
+    bound = mean + np.sqrt(variance * (count - 1))  # Samuelson's inequality
+    return float(np.where(count == 1, sums, bound).max())
 
 
-# Tallies.
+# Test results.
 
 
 def shape_of(tally: Tally) -> TallyShape:
     classes = tally.classes
-    scores = None if tally.classes is None else tally.classes.scores
-    scored = 0 if scores is None or len(scores) > MOST_SCORED else len(scores)
-    count = 0 if classes is None else len(classes.actual)
-    return TallyShape(count, scored, tally.errors is not None, tuple(sorted(tally.own)))
+    scores = None if classes is None else classes.scores
+    return TallyShape(
+        classes=0 if classes is None else len(classes.actual),
+        scored=0 if scores is None or len(scores) > MOST_SCORED else len(scores),
+        errors=tally.errors is not None,
+        own=tuple(sorted(tally.own)),
+    )
+
+
+def _figure_count(shape: TallyShape) -> int:
+    return 1 + 4 * shape.errors + len(shape.own)
 
 
 def _tally_length(shape: TallyShape) -> int:
     counts = 1 + 3 * shape.classes + shape.scored * 2 * BINS
-    return counts + PARTS * (1 + 4 * shape.errors + len(shape.own))
+    return counts + PARTS * _figure_count(shape)
 
 
 def _encode_tally(shape: TallyShape, tally: Tally | None) -> UInt64:
-    """Nothing but 0 of one that is not of this shape, or is of a w that has diverged."""
+    """Encode test results; all 0 if they have another shape, or w has diverged."""
     nothing = np.zeros(_tally_length(shape), np.uint64)
     if tally is None or shape_of(tally) != shape:
         return nothing
@@ -452,44 +460,36 @@ def _encode_tally(shape: TallyShape, tally: Tally | None) -> UInt64:
         if shape.scored and tally.classes.scores is not None:
             counts.append(tally.classes.scores.reshape(-1))
     figures = [tally.samples * tally.loss]
-    if tally.errors is not None:
-        own = tally.errors
-        squares = own.spread + own.targets**2 / tally.samples  # Σ y²
-        figures += [own.targets, squares, own.absolute, own.squared]
+    if (errors := tally.errors) is not None:
+        squares = errors.spread + errors.targets**2 / tally.samples  # Σ y²
+        figures += [errors.targets, squares, errors.absolute, errors.squared]
     figures += [tally.samples * tally.own[name] for name in shape.own]
-    if not all(
-        abs(each) <= LARGEST_FIGURE / 2**12 for each in figures
-    ):  # as many nodes may have as much
+    # A sum over 2^12 nodes still fits.
+    if not all(abs(figure) <= LARGEST_FIGURE / 2**12 for figure in figures):
         return nothing
     return np.concatenate(
-        [np.concatenate(counts).astype(np.uint64), encode_figures(figures)]
+        [*counts, encode_figures(figures)], dtype=np.uint64, casting="unsafe"
     )
 
 
 def _decode_tally(shape: TallyShape, total: UInt64) -> Tally | None:
-    """None where no test sample was counted."""
-    counts, figures = np.split(
-        total, [len(total) - PARTS * (1 + 4 * shape.errors + len(shape.own))]
-    )
+    """Decode summed test results; None if no test sample was counted."""
+    counts, figures = np.split(total, [len(total) - PARTS * _figure_count(shape)])
     whole = counts.astype(np.int64)
-    numbers = decode_figures(figures).tolist()
     samples = int(whole[0])
     if samples < 1:
         return None
-    classes = errors = None
+    classes = None
     if shape.classes:
-        actual, predicted, right = whole[1 : 1 + 3 * shape.classes].reshape(3, -1)
-        scores = (
-            whole[1 + 3 * shape.classes :].reshape(shape.scored, 2, BINS)
-            if shape.scored
-            else None
-        )
+        _, per_class, histograms = np.split(whole, [1, 1 + 3 * shape.classes])
+        actual, predicted, right = per_class.reshape(3, -1)
+        scores = histograms.reshape(shape.scored, 2, BINS) if shape.scored else None
         classes = ClassCounts(actual, predicted, right, scores)
-    own = numbers[1:]
+    loss, *own = decode_figures(figures).tolist()
+    errors = None
     if shape.errors:
         targets, squares, absolute, squared, *own = own
-        errors = ErrorSums(
-            targets, max(0.0, squares - targets**2 / samples), absolute, squared
-        )
+        spread = max(0.0, squares - targets**2 / samples)
+        errors = ErrorSums(targets, spread, absolute, squared)
     metrics = {name: value / samples for name, value in zip(shape.own, own, strict=True)}
-    return Tally(samples, numbers[0] / samples, classes, errors, metrics)
+    return Tally(samples, loss / samples, classes, errors, metrics)

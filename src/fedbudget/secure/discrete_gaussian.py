@@ -1,8 +1,10 @@
-"""Gaussian noise in whole numbers, exactly: P(y) in proportion to exp(-y²/2s²), with s a power of two.
+"""Exact discrete Gaussian noise: P(y) proportional to exp(-y²/2s²), with s a power of two.
 
-Sums that are masked are of whole numbers, and so is the noise in them. Rounded floats would be nearly this, and which
-of them there can be tells of what they were added to (Mironov 2012). Here nothing is rounded: coins with chances like
-exp(-a/2^b) are tossed with whole numbers alone (Canonne, Kamath and Steinke 2020), for many numbers at once.
+Masked sums contain integers, and so does their noise. Rounded floats are close to this
+distribution, but the set of floats that can occur reveals the value below the noise
+(Mironov, 2012). Nothing is rounded here. Bernoulli variables with probability exp(-a/2^b)
+are drawn with integers alone (Canonne, Kamath and Steinke, 2020), vectorised over many
+samples.
 """
 
 import os
@@ -12,87 +14,92 @@ import numpy as np
 
 from fedbudget.arrays import Flags, Int64, UInt64
 
-_AT_ONCE = 2**16
-_MORE = 2.4  # proposals for each number that is taken, and some to spare
+_BATCH = 2**16
+_PROPOSALS = 2.4  # for each accepted sample, with a small reserve
 
 Randomness = Callable[[int], bytes]
+"""Returns the requested number of random bytes."""
 
 
 def discrete_gaussian(size: int, bits: int, random: Randomness = os.urandom) -> Int64:
-    """Independent numbers, [size].
+    """Draw independent samples, [size].
 
     Args:
-      bits: of s, which is 2 to this; up to 20.
-      random: gives so many random bytes.
+      bits: s is 2 to this power; at most 20.
+      random: source of random bytes.
     """
-    found = np.empty(size, np.int64)
+    samples = np.empty(size, np.int64)
     have = 0
     while have < size:
-        proposed = _laplace(min(_AT_ONCE, int(_MORE * (size - have)) + 16), bits, random)
-        off = np.abs(proposed) - (1 << bits)
-        taken = proposed[_exp_coins(off * off, 2 * bits + 1, random)][: size - have]
-        found[have : have + len(taken)] = taken
+        proposed = _laplace(min(_BATCH, int(_PROPOSALS * (size - have)) + 16), bits, random)
+        distance = np.abs(proposed) - (1 << bits)
+        accepted = _exp_coins(distance * distance, 2 * bits + 1, random)
+        taken = proposed[accepted][: size - have]
+        samples[have : have + len(taken)] = taken
         have += len(taken)
-    return found
+    return samples
 
 
 def _laplace(size: int, bits: int, random: Randomness) -> Int64:
-    """At most so many, P(y) in proportion to exp(-|y|/s): a part below s, and s as often as a coin of 1/e falls."""
-    part = _low_bits(_words(size, random), bits)
-    part = part[_exp_coins(part, bits, random)]
-    times = np.zeros(len(part), np.int64)
-    falling = np.arange(len(part))
-    while len(falling):
-        falling = falling[_exp_coins(np.full(len(falling), 1 << bits), bits, random)]
-        times[falling] += 1
-    lengths = part + (times << bits)
-    negative = (_words(len(part), random) & np.uint64(1)).astype(bool)
-    return np.where(negative, -lengths, lengths)[
-        ~negative | (lengths > 0)
-    ]  # or 0 would come twice as often
+    """Draw at most `size` samples with P(y) proportional to exp(-|y|/s).
+
+    |y| is a remainder below s, plus s for each success in a row at probability 1/e.
+    """
+    rest = _low_bits(_words(size, random), bits)
+    rest = rest[_exp_coins(rest, bits, random)]
+    times = np.zeros(len(rest), np.int64)
+    active = np.arange(len(rest))
+    while len(active):
+        active = active[_exp_coins(np.full(len(active), 1 << bits), bits, random)]
+        times[active] += 1
+    magnitudes = rest + (times << bits)
+    negative = (_words(len(rest), random) & np.uint64(1)).astype(bool)
+    # Without this filter 0 would occur twice as often.
+    kept = ~negative | (magnitudes > 0)
+    return np.where(negative, -magnitudes, magnitudes)[kept]
 
 
 def _exp_coins(numerators: Int64, bits: int, random: Randomness) -> Flags:
-    """True with the chance exp(-a/2^bits) for each a ≥ 0, [n]."""
+    """True with probability exp(-a/2^bits) for each a ≥ 0, [n]."""
     whole = numerators >> bits
-    part = numerators & ((1 << bits) - 1)
-    true = _small_exp_coins(part, bits, random)
-    going = np.flatnonzero(true & (whole > 0))
-    while len(going):
-        fell = _small_exp_coins(np.full(len(going), 1 << bits), bits, random)
-        true[going[~fell]] = False
-        whole[going] -= 1
-        going = going[fell & (whole[going] > 0)]
-    return true
+    rest = numerators & ((1 << bits) - 1)
+    result = _small_exp_coins(rest, bits, random)
+    active = np.flatnonzero(result & (whole > 0))
+    while len(active):
+        success = _small_exp_coins(np.full(len(active), 1 << bits), bits, random)
+        result[active[~success]] = False
+        whole[active] -= 1
+        active = active[success & (whole[active] > 0)]
+    return result
 
 
 def _small_exp_coins(numerators: Int64, bits: int, random: Randomness) -> Flags:
-    """The same for a/2^bits up to 1: coins of a/2^bits, of half that, of a third ..., until one does not fall.
+    """The same for a/2^bits ≤ 1.
 
-    That many fall has the chances of the series of exp; it is true where their number is even.
+    Draw with probability a/2^bits, then a/2^bits/2, a/2^bits/3, ... until a draw fails. The
+    number of successes follows the series of exp; the result is True if it is even.
     """
-    true = np.ones(len(numerators), bool)
-    going = np.arange(len(numerators))
-    among = 1
-    while len(going):
-        fell = _low_bits(_words(len(going), random), bits) < numerators[going]
-        if among > 1:
-            fell &= _one_of(among, len(going), random)
-        going = going[fell]
-        true[going] ^= True
-        among += 1
-    return true
+    result = np.ones(len(numerators), bool)
+    active = np.arange(len(numerators))
+    divisor = 1
+    while len(active):
+        success = _low_bits(_words(len(active), random), bits) < numerators[active]
+        if divisor > 1:
+            success &= _one_of(divisor, len(active), random)
+        active = active[success]
+        result[active] ^= True
+        divisor += 1
+    return result
 
 
-def _one_of(among: int, size: int, random: Randomness) -> Flags:
-    """True with the chance 1/among, [size]."""
+def _one_of(divisor: int, size: int, random: Randomness) -> Flags:
+    """True with probability 1/divisor, [size]."""
     words = _words(size, random)
-    most = np.uint64(
-        2**64 // among * among - 1
-    )  # beyond which a remainder would be seldomer than others
-    while (beyond := words > most).any():
-        words[beyond] = _words(int(beyond.sum()), random)
-    return np.asarray(words % np.uint64(among) == 0)
+    # Words above this limit are drawn again: they would make small remainders more likely.
+    limit = np.uint64(2**64 // divisor * divisor - 1)
+    while (rejected := words > limit).any():
+        words[rejected] = _words(int(rejected.sum()), random)
+    return np.asarray(words % np.uint64(divisor) == 0)
 
 
 def _words(size: int, random: Randomness) -> UInt64:

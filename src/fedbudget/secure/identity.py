@@ -1,14 +1,13 @@
-"""Who a node is to other nodes: what signs the key that it agrees on masks with, and who believes that.
+"""Node identities: they sign the keys from which nodes derive their masks.
 
-An aggregator carries nodes' keys to each other, and could hand out keys of its own in their place. So a node signs its
-key, for one run and with the time when it was made, and nodes believe
+The aggregator relays keys between nodes and could substitute keys of its own. So each node
+signs its key, for one run and with its creation time. Nodes accept
 
-- a certificate of a CA that they trust, which is in the node's name; or, where they have none,
-- an Ed25519 key: one that was given to them for that name beforehand, or else the first that they were shown.
+- a certificate in the node's name, issued by a CA that they trust; or, without a CA,
+- an Ed25519 key: the one that was configured for that name, or else the first one seen.
 
-A name keeps what it was first known by for the whole run, and a key that is older than the last of its name is refused.
-
-Identities from files: a certificate and its key, a key of one's own, and who else is known.
+A name keeps its first identity for the whole run. A key older than the last accepted one of
+its name is refused as a replay.
 """
 
 import os
@@ -35,10 +34,14 @@ from fedbudget.errors import UserError
 from fedbudget.secure.messages import SignedKey
 
 _CONTEXT = "fedbudget: a key to mask with"
+_ECDSA = ec.ECDSA(SHA256())
+_PSS = padding.PSS(padding.MGF1(SHA256()), 32)
+
+_CertifiedKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 
 
 class UntrustedKey(UserError):
-    """A key that is not, or not now, the one of the node whose name it bears."""
+    """A key that does not, or does not now, belong to the node of its name."""
 
 
 class Identity(Protocol):
@@ -46,16 +49,16 @@ class Identity(Protocol):
 
     @property
     def credential(self) -> bytes:
-        """By which others know it."""
+        """The public part, by which others verify signatures."""
 
     def sign(self, data: bytes) -> bytes: ...
 
 
 class KeyIdentity:
-    """A key alone, known by its public part.
+    """An Ed25519 key without a certificate.
 
     Args:
-      key: a new one when not given.
+      key: generated if not given.
     """
 
     def __init__(self, key: ed25519.Ed25519PrivateKey | None = None) -> None:
@@ -69,41 +72,40 @@ class KeyIdentity:
 class CertificateIdentity:
     """A certificate and its key."""
 
-    def __init__(
-        self,
-        certificate: x509.Certificate,
-        key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey,
-    ) -> None:
+    def __init__(self, certificate: x509.Certificate, key: _CertifiedKey) -> None:
         self._key = key
         self.credential = certificate.public_bytes(Encoding.DER)
 
     def sign(self, data: bytes) -> bytes:
         if isinstance(self._key, ec.EllipticCurvePrivateKey):
-            return self._key.sign(data, ec.ECDSA(SHA256()))
+            return self._key.sign(data, _ECDSA)
         if isinstance(self._key, rsa.RSAPrivateKey):
-            return self._key.sign(data, padding.PSS(padding.MGF1(SHA256()), 32), SHA256())
+            return self._key.sign(data, _PSS, SHA256())
         return self._key.sign(data)
 
 
 def signed_key(
     identity: Identity, run: str, name: str, public: bytes, made: int
 ) -> SignedKey:
-    """A node's key of a run, with who says so.
+    """Sign a node's key for one run.
 
     Args:
-      made: when, in any unit that grows.
+      public: the key to sign.
+      made: its creation time, in any unit that grows.
     """
-    signature = identity.sign(_said(run, name, public, made))
+    signature = identity.sign(_signed_bytes(run, name, public, made))
     return SignedKey(name, public, made, identity.credential, signature)
 
 
 @dataclass
 class Trust:
-    """Whom one believes.
+    """Decides which keys are accepted.
 
     Args:
-      authorities: CAs, one of which must have signed everyone's certificate itself; none where keys are believed.
-      known: credentials by name, known beforehand; None where the first that is seen is believed.
+      authorities: CAs, one of which must have issued each certificate directly. Without
+      any,
+        Ed25519 keys are accepted.
+      known: credentials by name; if None, the first credential of each name is accepted.
     """
 
     authorities: Sequence[x509.Certificate] = ()
@@ -111,104 +113,115 @@ class Trust:
     _seen: dict[str, SignedKey] = field(default_factory=dict)
 
     def admit(self, run: str, key: SignedKey) -> None:
-        """Takes a key for that of its name from now on; raises `UntrustedKey` where it may not be."""
+        """Accept a key for its name.
+
+        Raises:
+          UntrustedKey: the key must not be accepted.
+        """
         before = self._seen.get(key.name)
         if before == key:
             return
-        verify = _verifier(key, self._certified(key) if self.authorities else None)
+        public = self._certified_key(key) if self.authorities else _shown_key(key)
         if self.known is not None and self.known.get(key.name) != key.credential:
-            raise UntrustedKey(f"{key.name}'s identity is not the one that is known here")
-        if before is not None and self._changed(before, key):
-            raise UntrustedKey(
-                f"{key.name} has shown another identity in this run before; a node that may be started again keeps its "
-                "own with --identity FILE, or has a certificate"
-            )
-        if before is not None and key.made <= before.made:
-            raise UntrustedKey(
-                f"{key.name}'s key is older than the one that it had before: it is replayed"
-            )
+            raise UntrustedKey(f"{key.name}'s identity does not match the known one")
+        if before is not None:
+            # A certificate may be renewed during a run; a bare key may not change.
+            if not self.authorities and before.credential != key.credential:
+                raise UntrustedKey(
+                    f"{key.name} showed another identity earlier in this run; a node that "
+                    "may be restarted needs --identity FILE or a certificate"
+                )
+            if key.made <= before.made:
+                raise UntrustedKey(
+                    f"{key.name}'s key is not newer than its last one: it is replayed"
+                )
         try:
-            verify(key.signature, _said(run, key.name, key.public, key.made))
+            _verify(
+                public, key.signature, _signed_bytes(run, key.name, key.public, key.made)
+            )
         except InvalidSignature:
             raise UntrustedKey(
                 f"{key.name}'s key is not signed by {key.name}, or not for this run"
             ) from None
         self._seen[key.name] = key
 
-    def _certified(self, key: SignedKey) -> x509.Certificate:
-        """Of whoever signed, if it is one to trust, and in its name."""
+    def _certified_key(self, key: SignedKey) -> object:
+        """Public key of the sender's certificate, if the certificate is trusted."""
         try:
             certificate = x509.load_der_x509_certificate(key.credential)
-            names = {
-                str(each.value)
-                for each in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-            }
-            found = [
-                each
-                for each in certificate.extensions
-                if isinstance(each.value, x509.SubjectAlternativeName)
-            ]
-            names |= {
-                name
-                for each in found
-                for name in each.value.get_values_for_type(x509.DNSName)
-            }
-        except ValueError:
+            names = _names(certificate)
+        except (ValueError, x509.DuplicateExtension):
             raise UntrustedKey(
-                f"{key.name} has shown no certificate for its key, and all others have one"
+                f"{key.name} has sent no certificate, and this run requires one"
             ) from None
         if not any(_issued(certificate, ca) for ca in self.authorities):
-            raise UntrustedKey(
-                f"{key.name}'s certificate is not of a CA that is trusted here"
-            )
-        if (
-            not certificate.not_valid_before_utc
-            <= datetime.now(UTC)
-            <= certificate.not_valid_after_utc
-        ):
+            raise UntrustedKey(f"{key.name}'s certificate is not from a trusted CA")
+        begins = certificate.not_valid_before_utc
+        ends = certificate.not_valid_after_utc
+        if not begins <= datetime.now(UTC) <= ends:
             raise UntrustedKey(f"{key.name}'s certificate is not valid now")
         if key.name not in names:
-            raise UntrustedKey(
-                f"{key.name} is not a name that the certificate of its key is for"
+            raise UntrustedKey(f"{key.name} is not a name in its certificate")
+        return certificate.public_key()
+
+
+def identity_of(cert: Path | None, key: Path | None, own: Path | None) -> Identity:
+    """Load or create a node's identity.
+
+    Args:
+      cert, key: files of a certificate and its key.
+      own: file of an Ed25519 key, for a node without a certificate; created if missing.
+        With neither, the identity is a new key that ends with the process.
+    """
+    if cert is not None and key is not None:
+        if own is not None:
+            raise UserError(
+                "`identity` is for nodes without a certificate; this one has `cert`"
             )
-        return certificate
-
-    def _changed(self, before: SignedKey, key: SignedKey) -> bool:
-        """Whether who bears a name is another; a certificate may be renewed."""
-        return not self.authorities and before.credential != key.credential
-
-
-class _Verify(Protocol):
-    def __call__(self, signature: bytes, data: bytes, /) -> None: ...
-
-
-def _verifier(key: SignedKey, certificate: x509.Certificate | None) -> _Verify:
-    """What raises InvalidSignature where it is not by whom it should be."""
-    if certificate is None:
-        try:
-            return _of_public_key(
-                ed25519.Ed25519PublicKey.from_public_bytes(key.credential)
-            )
-        except ValueError:
-            pass
-        try:  # of one that has a certificate, and is known by it as others are by a key
-            certificate = x509.load_der_x509_certificate(key.credential)
-        except ValueError:
-            raise UntrustedKey(f"{key.name} has shown no identity") from None
-    return _of_public_key(certificate.public_key())
+        private = _private_key(key)
+        if not isinstance(private, _CertifiedKey):
+            raise UserError(f"{key} must be an RSA, elliptic-curve or Ed25519 key")
+        return CertificateIdentity(_certificates(cert)[0], private)
+    if own is None:
+        return KeyIdentity()
+    if not own.exists():
+        return KeyIdentity(_create_key(own))
+    private = _private_key(own)
+    if not isinstance(private, ed25519.Ed25519PrivateKey):
+        raise UserError(
+            f"{own} must be an Ed25519 key; name a file that does not exist to create one"
+        )
+    return KeyIdentity(private)
 
 
-def _of_public_key(public: object) -> _Verify:
-    if isinstance(public, ed25519.Ed25519PublicKey):
-        return public.verify
-    if isinstance(public, ec.EllipticCurvePublicKey):
-        return lambda signature, data: public.verify(signature, data, ec.ECDSA(SHA256()))
-    if isinstance(public, rsa.RSAPublicKey):
-        pss = padding.PSS(padding.MGF1(SHA256()), 32)
-        return lambda signature, data: public.verify(signature, data, pss, SHA256())
-    raise UntrustedKey(
-        "certificates must have keys of RSA, of an elliptic curve or of Ed25519"
-    )
+def trust_of(ca: Path | None, known: Path | None) -> Trust:
+    """Load the trust of a node or an aggregator.
+
+    Args:
+      ca: file with the CA that issued the certificates of others.
+      known: file with a line NAME KEY for each other node.
+    """
+    if ca is not None and known is not None:
+        raise UserError(
+            "`known_nodes` is for nodes without certificates; "
+            "with a CA, certificates identify nodes"
+        )
+    if ca is not None:
+        return Trust(_certificates(ca))
+    return Trust(known=None if known is None else _known(known))
+
+
+def _signed_bytes(run: str, name: str, public: bytes, made: int) -> bytes:
+    return msgspec.msgpack.encode((_CONTEXT, run, name, public, made))
+
+
+def _names(certificate: x509.Certificate) -> set[str]:
+    common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    names = {str(attribute.value) for attribute in common}
+    for extension in certificate.extensions:
+        if isinstance(extension.value, x509.SubjectAlternativeName):
+            names.update(extension.value.get_values_for_type(x509.DNSName))
+    return names
 
 
 def _issued(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
@@ -219,68 +232,39 @@ def _issued(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
     return True
 
 
-def _said(run: str, name: str, public: bytes, made: int) -> bytes:
-    return msgspec.msgpack.encode((_CONTEXT, run, name, public, made))
+def _shown_key(key: SignedKey) -> object:
+    """Public key of a credential that no CA vouches for: a bare key or a certificate."""
+    try:
+        return ed25519.Ed25519PublicKey.from_public_bytes(key.credential)
+    except ValueError:
+        pass
+    try:
+        return x509.load_der_x509_certificate(key.credential).public_key()
+    except ValueError:
+        raise UntrustedKey(f"{key.name} has shown no identity") from None
 
 
-def identity_of(cert: Path | None, key: Path | None, own: Path | None) -> Identity:
-    """Who a node is: by its certificate where it has one, by a key in a file, or by one that ends with the process.
-
-    Args:
-      own: of an Ed25519 key; it is made where it is not there.
-    """
-    if cert is not None and key is not None:
-        if own is not None:
-            raise UserError(
-                "`identity` is for nodes without a certificate; this one has `cert`"
-            )
-        private = _private_key(key)
-        if not isinstance(
-            private,
-            ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey,
-        ):
-            raise UserError(
-                f"{key} must be a key of RSA, of an elliptic curve or of Ed25519"
-            )
-        return CertificateIdentity(_certificates(cert)[0], private)
-    if own is None:
-        return KeyIdentity()
-    if not own.exists():
-        return KeyIdentity(_make(own))
-    private = _private_key(own)
-    if not isinstance(private, ed25519.Ed25519PrivateKey):
-        raise UserError(
-            f"{own} must be an Ed25519 key; one is made where there is no such file"
-        )
-    return KeyIdentity(private)
+def _verify(public: object, signature: bytes, data: bytes) -> None:
+    """Raise InvalidSignature unless the key signed the data."""
+    if isinstance(public, ed25519.Ed25519PublicKey):
+        public.verify(signature, data)
+    elif isinstance(public, ec.EllipticCurvePublicKey):
+        public.verify(signature, data, _ECDSA)
+    elif isinstance(public, rsa.RSAPublicKey):
+        public.verify(signature, data, _PSS, SHA256())
+    else:
+        raise UntrustedKey("certificates need an RSA, elliptic-curve or Ed25519 key")
 
 
-def trust_of(ca: Path | None, known: Path | None) -> Trust:
-    """Whom a node believes, or an aggregator.
-
-    Args:
-      ca: who must have signed others' certificates.
-      known: a file with a line NAME KEY for each other node.
-    """
-    if ca is not None and known is not None:
-        raise UserError(
-            "`known_nodes` is for nodes without certificates; those of a CA are known by it"
-        )
-    if ca is not None:
-        return Trust(_certificates(ca))
-    return Trust(known=None if known is None else _known(known))
-
-
-def _make(path: Path) -> ed25519.Ed25519PrivateKey:
+def _create_key(path: Path) -> ed25519.Ed25519PrivateKey:
     key = ed25519.Ed25519PrivateKey.generate()
     text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
-        with os.fdopen(
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-        ) as file:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
             file.write(text)
     except OSError as error:
-        raise UserError(f"{path} cannot be made: {error.strerror}") from None
+        raise UserError(f"cannot create {path}: {error.strerror}") from None
     return key
 
 
@@ -289,7 +273,7 @@ def _private_key(path: Path) -> object:
         return load_pem_private_key(_read(path), None)
     except (ValueError, TypeError):
         raise UserError(
-            f"{path} is not a private key in PEM format, without a password"
+            f"{path} is not a private key in PEM format without a password"
         ) from None
 
 
@@ -301,20 +285,21 @@ def _certificates(path: Path) -> list[x509.Certificate]:
 
 
 def _known(path: Path) -> dict[str, bytes]:
-    found = {}
+    keys = {}
     for line in _read(path).decode("utf-8", "replace").splitlines():
         name, _, key = line.partition("#")[0].strip().partition(" ")
         if not name:
             continue
         try:
-            found[name] = bytes.fromhex(key.strip())
+            keys[name] = bytes.fromhex(key.strip())
         except ValueError:
-            found[name] = b""
-        if len(found[name]) != 32:
+            keys[name] = b""
+        if len(keys[name]) != 32:
             raise UserError(
-                f"{path} needs a line NAME KEY for each node, with a key as the node says it: not {line!r}"
+                f"{path} needs a line NAME KEY for each node, with the key that the node "
+                f"prints at its start: not {line!r}"
             )
-    return found
+    return keys
 
 
 def _read(path: Path) -> bytes:

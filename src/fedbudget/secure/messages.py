@@ -1,16 +1,18 @@
-"""What passes between a node and the aggregator for a masked sum, besides the masked vector itself.
+"""Messages between a node and the aggregator for one masked sum.
 
-    aggregator   Terms, once                           that sums are masked
-    node         Introduction, once                    its key to agree on masks with
-    aggregator   Group, for every attempt at a round   who masks with whom
-    node         Shares                                of its two secrets, encrypted for each neighbour
+    aggregator   Terms, once                           reports are masked; the threshold
+    node         Introduction, once                    its signed public key
+    aggregator   Group, for every attempt at a round   the node's neighbours
+    node         Shares                                Shamir shares of its two secrets,
+                                                       encrypted for each neighbour
     aggregator   Relay                                 the neighbours' shares for this node
-    node         the masked vector
-    aggregator   Survivors                             whose vectors are in the sum
-    node         Opened                                of each neighbour one share: of its own mask's seed where it is
-                                                       in the sum, and otherwise of the seeds that it has with others
+    node         the masked vector aggregator   Survivors                             nodes
+    whose vectors are in the sum node         Opened                                one
+    share for each neighbour: of its own
+                                                       mask's seed if it survived, otherwise
+                                                       of the key to its pairwise seeds
 
-Sizes are bounded by the types; what is more is checked where it is used.
+The types bound all sizes. The receiver checks everything else.
 """
 
 from typing import Annotated, Any
@@ -30,17 +32,17 @@ _SealedShares = Annotated[bytes, Meta(max_length=100)]
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Told apart by the name of its class."""
+    """The class name is sent as the tag."""
 
 
 class Terms(_Message, frozen=True):
-    """Sums are masked, and of each group such a share must stay."""
+    """Reports are masked; `threshold` is the share of each group that must stay."""
 
     threshold: Annotated[float, Meta(ge=0, le=1)]
 
 
 class SignedKey(_Message, frozen=True):
-    """A node's public key, and who says so; see identity.py."""
+    """A node's public key and its signature; see identity.py."""
 
     name: _Name
     public: Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -50,7 +52,14 @@ class SignedKey(_Message, frozen=True):
 
 
 class TallyShape(_Message, frozen=True):
-    """What of test samples is added up: counts of so many classes, histograms of so many scores, errors, metrics."""
+    """Layout of the test results that are summed.
+
+    Args:
+      classes: number of classes with counts.
+      scored: number of classes with score histograms.
+      errors: whether regression errors are included.
+      own: names of custom metrics.
+    """
 
     classes: Annotated[int, Meta(ge=0, le=100_000)] = 0
     scored: Annotated[int, Meta(ge=0, le=100)] = 0
@@ -59,26 +68,26 @@ class TallyShape(_Message, frozen=True):
 
 
 class Introduction(_Message, frozen=True):
-    """A node's key, and what it can say of test samples, if anything."""
+    """A node's key, and the shape of its test results if it has test samples."""
 
     key: SignedKey
     tally: TallyShape | None
 
 
 class Group(_Message, frozen=True):
-    """Who masks together with a node, in one attempt at a round.
+    """A node and its neighbours in one attempt at a round.
 
     Args:
-      attempt: larger than any before, in all rounds of a run.
-      names: of the node and its neighbours, in the order in which shares are numbered.
+      attempt: larger than any earlier attempt of the run.
+      names: of the node and its neighbours, in the order of share numbers.
       threshold: how many of them must stay.
-      weights: how many samples count, of each node of the fleet that this is for.
-      scale: the sum of all weights is at most 2 to the power of this.
-      places: for numbers of which the largest counts.
-      room: how often a number of w may have doubled; see fixed_point.py.
-      tally: what of test samples is added up, if anything.
-      keys: of neighbours that were not told yet.
-      sharers: for how many nodes' noise each adds its share, where the round is private; see private_contents.py.
+      weights: sample count of each node in the receiver's fleet.
+      scale: the sum of all weights is at most 2 to this power.
+      slots: for the largest β̂; see contents.py.
+      headroom: doublings of w's largest coordinate that still fit; see contents.py.
+      tally: test results to sum, if any.
+      keys: of neighbours that the receiver has not seen yet.
+      sharers: in a private round, the number of nodes among which the noise is divided.
     """
 
     round: _Number
@@ -87,17 +96,19 @@ class Group(_Message, frozen=True):
     threshold: _Count
     weights: Annotated[tuple[_Count, ...], Meta(max_length=10_000)]
     scale: Annotated[int, Meta(ge=0, le=60)]
-    places: Annotated[int, Meta(ge=0, le=2**20)]
-    room: Annotated[int, Meta(ge=0, le=40)]
+    slots: Annotated[int, Meta(ge=0, le=2**20)]
+    headroom: Annotated[int, Meta(ge=0, le=40)]
     tally: TallyShape | None
     keys: Annotated[tuple[SignedKey, ...], Meta(max_length=200)]
     sharers: _Count = 0
 
 
 class Shares(_Message, frozen=True):
-    """Args:
-    seeds: with each neighbour, in their order, under a key of which there are shares.
-    shares: for each neighbour, by its name, encrypted.
+    """A node's secrets, encrypted.
+
+    Args:
+      seeds: pairwise seeds in the order of neighbours, encrypted with the shared key.
+      shares: encrypted Shamir shares by neighbour.
     """
 
     attempt: _Number
@@ -106,14 +117,19 @@ class Shares(_Message, frozen=True):
 
 
 class Relay(_Message, frozen=True):
-    """Neighbours' shares for one node, by their names; who is not here takes no part."""
+    """Neighbours' shares for one node, by name; absent neighbours do not take part."""
 
     attempt: _Number
     shares: Annotated[dict[_Name, _SealedShares], Meta(max_length=200)]
 
 
 class Survivors(_Message, frozen=True):
-    """Whose vectors are in the sum: of the node and its neighbours by name, and of all by a digest."""
+    """Nodes whose vectors are in the sum.
+
+    Args:
+      names: survivors among the receiver and its neighbours.
+      everyone: digest of all survivors.
+    """
 
     attempt: _Number
     names: _Names
@@ -121,7 +137,12 @@ class Survivors(_Message, frozen=True):
 
 
 class Opened(_Message, frozen=True):
-    """Shares by the name of whose secret it is: of own masks' seeds, and of keys to seeds with others."""
+    """Shares by the owner of the secret.
+
+    Args:
+      own: shares of own masks' seeds, of survivors.
+      pairs: shares of keys to pairwise seeds, of all others.
+    """
 
     attempt: _Number
     own: Annotated[dict[_Name, _Share], Meta(max_length=200)]
@@ -131,7 +152,7 @@ class Opened(_Message, frozen=True):
 FromNode = Introduction | Shares | Opened
 FromAggregator = Terms | Group | Relay | Survivors
 
-# Made here, once: msgspec does not bear that two threads look at a type for the first time together.
+# Created at import: msgspec is not thread-safe when it inspects a type for the first time.
 _FROM_NODE = msgspec.msgpack.Decoder(FromNode)
 _FROM_AGGREGATOR = msgspec.msgpack.Decoder(FromAggregator)
 
@@ -141,19 +162,19 @@ def pack(message: FromNode | FromAggregator) -> bytes:
 
 
 def from_node(data: bytes) -> FromNode:
-    """Refuses what cannot be with `PeerError`."""
-    found: FromNode = _decoded(_FROM_NODE, data)
-    return found
+    """Decode a node's message; raises `PeerError` if it is invalid."""
+    message: FromNode = _decode(_FROM_NODE, data)
+    return message
 
 
 def from_aggregator(data: bytes) -> FromAggregator:
-    """Refuses what cannot be with `PeerError`."""
-    found: FromAggregator = _decoded(_FROM_AGGREGATOR, data)
-    return found
+    """Decode the aggregator's message; raises `PeerError` if it is invalid."""
+    message: FromAggregator = _decode(_FROM_AGGREGATOR, data)
+    return message
 
 
-def _decoded(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes) -> Any:
+def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes) -> Any:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise PeerError(f"a message of masked sums that cannot be read: {error}") from None
+        raise PeerError(f"invalid secure-aggregation message: {error}") from None

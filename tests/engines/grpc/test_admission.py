@@ -239,7 +239,7 @@ def test_only_nodes_that_are_allowed_come_in(caplog: pytest.LogCaptureFixture) -
         ({"sizes": (5,) * 4}, "intruder has 4 nodes; the limit is 3"),
         (
             {"classes": tuple(map(str, range(9)))},
-            "intruder has 9 classes, and 8 is the most here",
+            "intruder has 9 classes; the limit is 8",
         ),
     ],
 )

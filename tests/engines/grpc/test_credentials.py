@@ -200,11 +200,11 @@ class TestFilesOfCertificates:
     @pytest.mark.parametrize(
         ("chosen", "why"),
         [
-            (("cert",), "--key is missing"),
-            (("key",), "--cert is missing"),
-            (("ca",), "--cert and --key are missing"),
-            (("cert", "ca"), "--key is missing"),
-            (("key", "ca"), "--cert is missing"),
+            (("cert",), "missing: --key"),
+            (("key",), "missing: --cert"),
+            (("ca",), "missing: --cert and --key"),
+            (("cert", "ca"), "missing: --key"),
+            (("key", "ca"), "missing: --cert"),
         ],
     )
     def test_of_the_aggregator_go_together(
@@ -220,8 +220,8 @@ class TestFilesOfCertificates:
     @pytest.mark.parametrize(
         ("chosen", "why"),
         [
-            (("cert", "ca"), "--key is missing"),
-            (("key", "ca"), "--cert is missing"),
+            (("cert", "ca"), "missing: --key"),
+            (("key", "ca"), "missing: --cert"),
             (("cert", "key"), "need --ca"),
             (("cert",), "need --ca"),
             (("key",), "need --ca"),

@@ -277,7 +277,7 @@ def test_parameters_that_are_not_finite_are_set_aside_and_their_node_is_dropped_
         assert (collected.not_finite, collected.missed) == ((2,), ())
         assert (
             caplog.text.count(
-                "intruder's report has numbers that are not finite or cannot be"
+                "intruder's report has numbers that are not finite or possible"
             )
             == time
         )

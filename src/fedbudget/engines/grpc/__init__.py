@@ -1,1 +1,1 @@
-"""Aggregator and nodes on different machines, over gRPC."""
+"""Aggregator and nodes on different machines, connected by gRPC."""

@@ -1,13 +1,17 @@
-"""Who is let in: names, tokens, certificates, how often one may come; all of it before the first message is read.
+"""Admission of peers, and the audit log.
 
-Who gives wrong tokens waits for its answer, each time longer. That is by address, and only for wrong ones: a node that
-is behind the same address as one that guesses is let in at once.
+`AdmissionControl` checks names, tokens, certificates and connection rates before the first
+message is read. Answers to wrong tokens are delayed, longer each time. Delays apply to an
+address, and only to wrong tokens: a node behind the same address with a valid token is
+admitted at once.
 
-Who came and went, and why: a line of JSON for each, with time and address, beside the run.
+`AuditLog` writes a line of JSON for each peer that came or went, with time, address and
+reason, into the run's folder. Events before the folder exists are kept in memory. Peers
+without credentials can cause any number of refusals; one refusal a second is written and
+logged, with the number of others since. Peers that come or go during rounds are logged as
+warnings, up to ten at once and then one a second.
 
-What happens before there is a folder is kept until then. Who has no right to take part may come by the hundred, from
-anywhere on the network: of these one a second is written and logged, with how many there were since the last. Who
-comes and goes while rounds are made is logged for everyone to see, up to ten at once and one a second after that.
+Threads: everything runs in the event loop's thread.
 """
 
 import json
@@ -28,22 +32,29 @@ from fedbudget.engines.grpc.tokens import TokenFile, Tokens, valid_name
 from fedbudget.engines.remote.members import OWN
 from fedbudget.errors import printable
 
-# how often a node may connect, and within how many seconds
+AUDIT = "audit.jsonl"
+
+# connections that one node may open, and within how many seconds
 _CONNECTIONS = 20
 _WITHIN = 10.0
-# seconds after a wrong token; until it is forgotten
+# seconds: first and longest delay after a wrong token, and until it is forgotten
 _FIRST = 0.02
 _LONGEST = 5.0
 _FORGOTTEN = 60.0
-_WAITING = 50  # answers to one address that are held back at a time
-_NAMES = 10_000  # that are remembered for that, before old ones are forgotten
+_WAITING = 50  # delayed answers to one address at a time
+_NAMES = 10_000  # remembered names and addresses, before old ones are forgotten
+
+_MOST_KEPT = 10_000  # audit lines in memory
+_INTERVAL = 1.0  # seconds between two refusals, or two warnings, in the log
+_BURST = 10  # warnings about peers that come or go, at once
 
 
 class Refusal(Exception):
-    """A peer is turned away; unlike a `PeerError`, with a code that tells it what to do about it.
+    """A peer is not admitted. Unlike `PeerError`, it has a code on which the peer can act.
 
     Args:
-      wait: seconds until it is told.
+      code: of gRPC.
+      wait: seconds before the answer is sent.
     """
 
     def __init__(self, code: Any, reason: str, wait: float = 0.0) -> None:
@@ -53,11 +64,11 @@ class Refusal(Exception):
 
 
 class AdmissionControl:
-    """Looks at everyone who comes, and lets in who has one of the tokens.
+    """Admits peers with a valid name and token.
 
     Args:
-      tokens: that are right now.
-      allowed: names of nodes that may come; None for all.
+      tokens: the valid ones.
+      allowed: names of nodes that may join; None for all.
     """
 
     def __init__(
@@ -65,7 +76,7 @@ class AdmissionControl:
     ) -> None:
         self._tokens = tokens
         self._allowed = allowed
-        self._lately: dict[str, deque[float]] = {}  # when nodes have connected
+        self._connections: dict[str, deque[float]] = {}  # recent times by name
         self._wrong: dict[str, _WrongTokens] = {}  # by address
 
     @property
@@ -73,77 +84,79 @@ class AdmissionControl:
         return self._tokens if isinstance(self._tokens, Tokens) else self._tokens.tokens
 
     def reload(self) -> bool:
-        """Whether there are other tokens than before."""
+        """Read the token file again; returns whether its tokens have changed."""
         return isinstance(self._tokens, TokenFile) and self._tokens.reload()
 
     def admit(self, context: Any) -> tuple[str, str]:
-        """Who a peer is, and the token by which it is, from what it said before its first message."""
+        """Return a peer's name and token from the stream's metadata.
+
+        Raises:
+          Refusal: the peer may not join.
+        """
         metadata = dict(context.invocation_metadata() or ())
         name = str(metadata.get(NAME, ""))
         token = str(metadata.get(TOKEN, ""))
         if not valid_name(name) or name == OWN:
             raise Refusal(
-                grpc.StatusCode.INVALID_ARGUMENT, "its name is not one that a node may have"
+                grpc.StatusCode.INVALID_ARGUMENT, "its name is not valid for a node"
             )
         if self.tokens.required and not self.tokens.allows(name, token):
             wait = self._after_wrong_token(address_of(context.peer()))
             raise Refusal(
-                grpc.StatusCode.UNAUTHENTICATED,
-                f"{name} has not given the right token",
-                wait,
+                grpc.StatusCode.UNAUTHENTICATED, f"{name} has a wrong token or none", wait
             )
         if self._allowed is not None and name not in self._allowed:
             raise Refusal(
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"{name} is not one of the nodes that are allowed here",
+                grpc.StatusCode.PERMISSION_DENIED, f"{name} is not an allowed node"
             )
-        proven = peer_names(context.auth_context() or {})
-        if proven and name not in proven:
+        certified = peer_names(context.auth_context() or {})
+        if certified and name not in certified:
             raise Refusal(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"{name} is not a name that its certificate is for",
+                f"{name} is not a name in its certificate",
             )
-        now = time.monotonic()
-        if len(self._lately) > _NAMES:
-            self._lately = {
-                each: times
-                for each, times in self._lately.items()
-                if now - times[-1] < _WITHIN
-            }
-        lately = self._lately.setdefault(name, deque(maxlen=_CONNECTIONS))
-        if len(lately) == _CONNECTIONS and now - lately[0] < _WITHIN:
-            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name} connects too often")
-        lately.append(now)
+        self._limit_rate(name)
         return name, token
 
     def answered(self, address: str) -> None:
-        """One that gave a wrong token has had its answer."""
+        """Count a delayed answer as sent."""
         if address in self._wrong:
             self._wrong[address].waiting -= 1
 
+    def _limit_rate(self, name: str) -> None:
+        now = time.monotonic()
+        if len(self._connections) > _NAMES:
+            self._connections = {
+                name: times
+                for name, times in self._connections.items()
+                if now - times[-1] < _WITHIN
+            }
+        recent = self._connections.setdefault(name, deque(maxlen=_CONNECTIONS))
+        if len(recent) == _CONNECTIONS and now - recent[0] < _WITHIN:
+            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name} connects too often")
+        recent.append(now)
+
     def _after_wrong_token(self, address: str) -> float:
-        """Seconds until the answer: the longer, the more wrong ones came from there; but few wait at a time."""
+        """Seconds until the answer. The delay doubles; only a few answers are delayed."""
         now = time.monotonic()
         if len(self._wrong) > _NAMES:
             self._wrong = {
-                each: wrong
-                for each, wrong in self._wrong.items()
+                address: wrong
+                for address, wrong in self._wrong.items()
                 if now - wrong.last < _FORGOTTEN
             }
         wrong = self._wrong.setdefault(address, _WrongTokens())
         wrong.count = 1 if now - wrong.last > _FORGOTTEN else wrong.count + 1
         wrong.last = now
         wrong.waiting += 1
-        return (
-            0.0
-            if wrong.waiting > _WAITING
-            else min(_LONGEST, _FIRST * 2 ** min(wrong.count, 30))
-        )
+        if wrong.waiting > _WAITING:
+            return 0.0
+        return min(_LONGEST, _FIRST * 2.0 ** min(wrong.count, 30))
 
 
 @dataclass
 class _WrongTokens:
-    """From one address: how many, when the last, and how many wait for their answer."""
+    """From one address: how many, time of the last, and answers that are delayed."""
 
     count: int = 0
     last: float = 0.0
@@ -151,42 +164,35 @@ class _WrongTokens:
 
 
 def address_of(peer: str) -> str:
-    """Where a peer is, without its port, which is another for every connection.
+    """A peer's address without the port, which differs between connections.
 
-    >>> address_of("ipv4:192.0.2.1:40312"), address_of("ipv6:%5B::1%5D:40312"), address_of("unix:")
-    ('ipv4:192.0.2.1', 'ipv6:%5B::1%5D', 'unix:')
+    >>> [address_of(peer) for peer in ("ipv4:192.0.2.1:40312", "ipv6:%5B::1%5D:1", "unix:")]
+    ['ipv4:192.0.2.1', 'ipv6:%5B::1%5D', 'unix:']
     """
     return peer.rpartition(":")[0] if peer.startswith("ip") else peer
 
 
-AUDIT = "audit.jsonl"
-
-_MOST_KEPT = 10_000  # lines, until there is a folder
-_A_SECOND = 1.0
-_AT_ONCE = 10  # that come or go, and are told of
-
-
 class AuditLog:
-    """In the event loop's thread, but for `open`, before which nothing is written.
+    """Writes the audit file, and logs the same events.
 
     Args:
-      log: where all of it is told to people, too.
+      log: receives all events too.
 
-    `under_way` is to be set while rounds are made: who comes or goes then is out of the ordinary.
+    Set `under_way` during rounds: peers that come or go then are unusual.
     """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._lines: list[str] = []
         self._path: Path | None = None
-        self._last_refusal = -_A_SECOND
-        self._unsaid = 0
+        self._last_refusal = -_INTERVAL
+        self._unlogged = 0
         self.under_way = False
-        self._room = float(_AT_ONCE)
+        self._allowance = float(_BURST)
         self._last_change = 0.0
 
     def open(self, folder: Path) -> None:
-        """There is a folder now."""
+        """Write to this folder from now on."""
         self._path = folder / AUDIT
 
     def record(
@@ -198,61 +204,61 @@ class AuditLog:
         *,
         by_anyone: bool = False,
     ) -> None:
-        """Someone has `joined`, `left`, or was `refused`, `dropped` or `revoked`.
+        """Record an event.
 
         Args:
-          by_anyone: it takes no credentials to make it happen.
+          event: `joined`, `left`, `refused`, `dropped` or `revoked`.
+          by_anyone: a peer without credentials can cause it.
         """
-        more: dict[str, object] = {}
+        others = 0
         if by_anyone:
             now = time.monotonic()
-            if now - self._last_refusal < _A_SECOND:
-                self._unsaid += 1
+            if now - self._last_refusal < _INTERVAL:
+                self._unlogged += 1
                 return
-            if self._unsaid:
-                more["others"] = self._unsaid
+            others = self._unlogged
             self._last_refusal = now
-            self._unsaid = 0
-        self._tell(event, name, address, reason, more)
-        known = {
+            self._unlogged = 0
+        self._log_event(event, name, address, reason, others)
+        line: dict[str, object] = {
             "time": round(time.time(), 3),
             "event": event,
             "node": printable(name),
             "address": address,
         }
-        self._lines.append(
-            json.dumps(
-                {**known, **({"reason": printable(reason)} if reason else {}), **more}
-            )
-        )
+        if reason:
+            line["reason"] = printable(reason)
+        if others:
+            line["others"] = others
+        self._lines.append(json.dumps(line))
         del self._lines[:-_MOST_KEPT]
         self._flush()
 
-    def _tell(
-        self, event: str, name: str, address: str, reason: str, more: dict[str, object]
+    def _log_event(
+        self, event: str, name: str, address: str, reason: str, others: int
     ) -> None:
         fields = {"event": event, "node": name, "address": address}
         why = f": {printable(reason)}" if reason else ""
         if event in ("joined", "left"):
-            self._log.log(
-                self._level_of_change(), "%s has %s%s", name, event, why, extra=fields
-            )
+            level = self._change_level()
+            self._log.log(level, "%s has %s%s", name, event, why, extra=fields)
             return
-        others = f" (and {more['others']} others since the last line)" if more else ""
+        more = f" (and {others} others since the last line)" if others else ""
         self._log.warning(
-            "%s at %s is %s%s%s", printable(name), address, event, why, others, extra=fields
+            "%s at %s is %s%s%s", printable(name), address, event, why, more, extra=fields
         )
 
-    def _level_of_change(self) -> int:
-        """Of who came or went: what not only those should see who ask for everything."""
+    def _change_level(self) -> int:
+        """Log level for a peer that came or went."""
         if not self.under_way:
             return logging.INFO
         now = time.monotonic()
-        self._room = min(_AT_ONCE, self._room + (now - self._last_change) / _A_SECOND)
+        gained = (now - self._last_change) / _INTERVAL
+        self._allowance = min(_BURST, self._allowance + gained)
         self._last_change = now
-        if self._room < 1:
+        if self._allowance < 1:
             return logging.INFO
-        self._room -= 1
+        self._allowance -= 1
         return logging.WARNING
 
     def _flush(self) -> None:
@@ -262,7 +268,7 @@ class AuditLog:
         try:
             handle = os.open(self._path, flags, 0o600)
         except OSError:
-            return  # with the next line, when there is room again
+            return  # the lines are written with the next one, once the disk has space
         try:
             os.write(handle, "".join(f"{line}\n" for line in self._lines).encode())
             self._lines = []

@@ -1,9 +1,12 @@
-"""A small CA and its certificates, for a trial: what `fedbudget certs` makes.
+"""A small CA and its certificates, for trials: the work of `fedbudget certs`.
 
-Rules here:
-- Nothing that exists is overwritten, and nothing is written until all that was asked for is known to be possible.
+Rules:
+- Existing files are never overwritten. Nothing is written before the whole request is known
+  to be possible.
 - A private key is readable by its owner only, from the moment its file exists.
-- The aggregator's certificate cannot pass for a node's, nor a node's for the aggregator's.
+- The aggregator's certificate is not valid for a node, nor a node's for the aggregator.
+
+Threads: functions without shared state.
 """
 
 import ipaddress
@@ -34,7 +37,7 @@ AGGREGATOR = "aggregator"
 DEFAULT_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 _CA_DAYS = 3650
-_EARLIER = timedelta(minutes=5)  # clocks of machines differ a little
+_EARLIER = timedelta(minutes=5)  # clocks differ between machines
 
 
 def make(
@@ -45,28 +48,28 @@ def make(
     days: int = 365,
     now: datetime | None = None,
 ) -> list[Path]:
-    """Makes certificates and their keys in a folder, and a CA for them unless the folder has one.
+    """Create certificates and keys in a folder, and a CA unless the folder has one.
 
     Args:
-      hosts: DNS names and IP addresses by which nodes reach the aggregator; without any, it gets no certificate.
-      nodes: names of nodes that get a certificate of their own, for mutual TLS.
-      days: how long certificates are valid, but never longer than the CA, which is made for ten years.
-      now: instead of the clock's time.
+      hosts: DNS names and IP addresses by which nodes reach the aggregator; without any,
+        the aggregator receives no certificate.
+      nodes: names of nodes that receive a certificate, for mutual TLS.
+      days: validity of certificates, at most that of the CA, which is ten years.
+      now: replaces the clock's time.
 
     Returns:
-      The files made, a certificate before its key.
+      The created files, each certificate before its key.
     """
     names = [_host(host) for host in dict.fromkeys(hosts)]
     for name, times in Counter(nodes).items():
         check_name(name)
         if name.lower() in (CA, AGGREGATOR):
             raise UserError(
-                f"a node cannot be called {name} here: {name}.pem is the {name.lower()}'s certificate"
+                f"a node cannot be called {name} here: "
+                f"{name}.pem is the {name.lower()}'s certificate"
             )
         if times > 1:
-            raise UserError(
-                f"node {name} is named {times} times; each node has a name of its own"
-            )
+            raise UserError(f"node {name} is named {times} times; names must be unique")
     if not 1 <= days <= _CA_DAYS:
         raise UserError(f"days must be from 1 to {_CA_DAYS}, not {days}")
     now = (now or datetime.now(UTC)).replace(microsecond=0)
@@ -75,39 +78,39 @@ def make(
     known = _existing_ca(folder, now)
     if known is not None and not wanted:
         raise UserError(
-            f"{folder} has a CA already; say for which --node or --host to make a certificate"
+            f"{folder} has a CA already; add --node or --host for a new certificate"
         )
-    for file in (file for name in wanted for file in _files(folder, name)):
-        if file.exists() or file.is_symlink():
-            raise UserError(
-                f"{file} exists and is not overwritten; move it away first to have a new one"
-            )
+    for name in wanted:
+        for file in _files(folder, name):
+            if file.exists() or file.is_symlink():
+                raise UserError(
+                    f"{file} exists and is not overwritten; move it away for a new one"
+                )
 
     ca = known or _issue("fedbudget CA", now, _CA_DAYS)
     made = {} if known else {CA: ca}
-    for name in wanted:  # no node has the aggregator's name
-        usage = (
-            ExtendedKeyUsageOID.SERVER_AUTH
-            if name == AGGREGATOR
-            else ExtendedKeyUsageOID.CLIENT_AUTH
-        )
-        alternatives = x509.SubjectAlternativeName(
-            names if name == AGGREGATOR else [x509.DNSName(name)]
-        )
+    for name in wanted:
+        alternatives: list[x509.GeneralName]
+        if name == AGGREGATOR:  # no node has this name
+            usage = ExtendedKeyUsageOID.SERVER_AUTH
+            alternatives = names
+        else:
+            usage = ExtendedKeyUsageOID.CLIENT_AUTH
+            alternatives = [x509.DNSName(name)]
         made[name] = _issue(
             name,
             now,
             days,
             ca,
             x509.ExtendedKeyUsage([usage]),
-            alternatives,
+            x509.SubjectAlternativeName(alternatives),
             _authority(ca),
         )
     return _write(folder, made)
 
 
 def default_hosts(folder: Path) -> tuple[str, ...]:
-    """What the aggregator's certificate is for when nothing is said: this machine, or none if it has one already."""
+    """Default hosts of the aggregator's certificate: this machine, or none if it exists."""
     return () if _files(folder, AGGREGATOR)[0].exists() else DEFAULT_HOSTS
 
 
@@ -120,20 +123,18 @@ class _Pair:
 def _host(host: str) -> x509.GeneralName:
     name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
-        if (
-            "%" not in name
-        ):  # of which of its networks an address is has no place in a certificate
+        if "%" not in name:  # a certificate cannot contain an IPv6 zone
             return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         if valid_host(name.removeprefix("*.")):
             return x509.DNSName(name)
     raise UserError(
-        f"{host[:300]!r} is neither an IP address nor a host's name; give a host without its port"
+        f"{host[:300]!r} is neither an IP address nor a host name; leave out the port"
     )
 
 
 def _existing_ca(folder: Path, now: datetime) -> _Pair | None:
-    """The folder's CA, if it has one; an error if it has half of one, or one that cannot be used."""
+    """The folder's CA, or None; an incomplete or unusable CA is an error."""
     cert_file, key_file = _files(folder, CA)
     here = [file for file in (cert_file, key_file) if file.exists()]
     if not here:
@@ -141,7 +142,8 @@ def _existing_ca(folder: Path, now: datetime) -> _Pair | None:
     if len(here) == 1:
         (other,) = {cert_file, key_file} - set(here)
         raise UserError(
-            f"{here[0]} is here but {other.name} is not; bring it back, or use another folder for a new CA"
+            f"{here[0]} is here but {other.name} is not; "
+            "restore it, or use another folder for a new CA"
         )
     try:
         certificate = x509.load_pem_x509_certificate(cert_file.read_bytes())
@@ -151,7 +153,7 @@ def _existing_ca(folder: Path, now: datetime) -> _Pair | None:
         ).value
     except (ValueError, TypeError, x509.ExtensionNotFound):
         raise UserError(
-            f"{cert_file} and {key_file} are not a CA's certificate and its key, in PEM format"
+            f"{cert_file} and {key_file} are not a CA's certificate and its key (PEM)"
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
         raise UserError(f"{key_file} must be an EC or RSA key")
@@ -162,7 +164,7 @@ def _existing_ca(folder: Path, now: datetime) -> _Pair | None:
     if certificate.not_valid_after_utc <= now:
         ended = certificate.not_valid_after_utc.date()
         raise UserError(
-            f"the CA {cert_file} has expired on {ended}; use another folder for a new one"
+            f"the CA {cert_file} has expired on {ended}; use another folder for a new CA"
         )
     return _Pair(certificate, key)
 
@@ -174,7 +176,7 @@ def _issue(
     ca: _Pair | None = None,
     *extensions: x509.ExtensionType,
 ) -> _Pair:
-    """A certificate of this name and its key, signed by a CA; without one it is a CA's, signed by itself."""
+    """Issue a certificate and its key; without `ca` it is a self-signed CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     until = now + timedelta(days=days)
@@ -227,36 +229,32 @@ def _authority(ca: _Pair) -> x509.AuthorityKeyIdentifier:
 
 
 def _files(folder: Path, name: str) -> tuple[Path, Path]:
-    """Where a certificate and its key are. Not `with_suffix`: names of nodes may have dots."""
+    """Paths of a certificate and its key. Names may contain dots, so no `with_suffix`."""
     return folder / f"{name}.pem", folder / f"{name}.key"
 
 
 def _write(folder: Path, made: Mapping[str, _Pair]) -> list[Path]:
-    """Writes all, or nothing that stays."""
+    """Write all files; remove those already written if one fails."""
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, pair in made.items():
+            key = pair.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
             texts = (
                 (pair.certificate.public_bytes(Encoding.PEM), 0o644),
-                (
-                    pair.key.private_bytes(
-                        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
-                    ),
-                    0o600,
-                ),
+                (key, 0o600),
             )
             for file, (text, mode) in zip(_files(folder, name), texts, strict=True):
-                # Exclusive: a file or link that has appeared since is neither overwritten nor followed.
-                with os.fdopen(
-                    os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb"
-                ) as opened:
+                # Exclusive: a new file or link of this name is not overwritten or followed.
+                handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+                with os.fdopen(handle, "wb") as opened:
                     written.append(file)
                     opened.write(text)
     except OSError as error:
         for file in written:
             file.unlink(missing_ok=True)
         raise UserError(
-            f"cannot make certificates in {folder}: {error.filename or folder}: {error.strerror}"
+            f"cannot create certificates in {folder}: "
+            f"{error.filename or folder}: {error.strerror}"
         ) from None
     return written

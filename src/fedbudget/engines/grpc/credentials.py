@@ -1,8 +1,11 @@
-"""Certificates, addresses, and when a connection is private enough to say a token on; tokens.py has these.
+"""TLS certificates and network addresses. Tokens are in tokens.py.
 
-Rules here:
-- Half of what TLS needs is an error, never a connection in plain text.
-- What may be a slip (a key of another certificate) is an error at the start, not at the handshake.
+Rules:
+- An incomplete set of TLS files is an error, never a connection in plain text.
+- A likely mistake (a key of another certificate) is an error at the start, not during the
+  handshake.
+
+Threads: functions without shared state.
 """
 
 import ipaddress
@@ -28,7 +31,12 @@ _ALL_DIGITS = re.compile(r"(.*\.)?[0-9]+")
 def aggregator_credentials(
     cert: Path | None, key: Path | None, client_ca: Path | None
 ) -> grpc.ServerCredentials | None:
-    """TLS of the aggregator, or None for plain text. With `client_ca`, each node must show a certificate of that CA."""
+    """TLS credentials of the aggregator, or None for plain text.
+
+    Args:
+      cert, key: the aggregator's certificate and its key.
+      client_ca: each node must have a certificate from this CA.
+    """
     if cert is None and key is None and client_ca is None:
         return None
     return grpc.ssl_server_credentials(
@@ -41,39 +49,40 @@ def aggregator_credentials(
 def node_credentials(
     ca: Path | None, cert: Path | None, key: Path | None
 ) -> grpc.ChannelCredentials | None:
-    """TLS of a node, or None for plain text. The aggregator's certificate must be of `ca`; `cert` is the node's own."""
+    """TLS credentials of a node, or None for plain text.
+
+    Args:
+      ca: the CA of the aggregator's certificate.
+      cert, key: the node's own certificate and its key.
+    """
     if ca is None and cert is None and key is None:
         return None
     if ca is None:
         raise UserError(
-            "--cert and --key need --ca, the file of the CA that the aggregator's certificate is from; "
-            "for a public CA that is the system's, often /etc/ssl/certs/ca-certificates.crt"
+            "--cert and --key need --ca, the CA of the aggregator's certificate; for a "
+            "public CA use the system's file, often /etc/ssl/certs/ca-certificates.crt"
         )
-    private_key, chain = (
-        (None, None) if cert is None and key is None else _key_and_chain(cert, key)
-    )
-    return grpc.ssl_channel_credentials(_read_certificates(ca), private_key, chain)
+    own = () if cert is None and key is None else _key_and_chain(cert, key)
+    return grpc.ssl_channel_credentials(_read_certificates(ca), *own)
 
 
 def peer_names(auth_context: Mapping[str, Sequence[bytes]]) -> set[str]:
-    """The names that a peer's certificate proves; none where it showed no certificate."""
-    found = (
-        auth_context.get(key) or ()
-        for key in ("x509_common_name", "x509_subject_alternative_name")
-    )
-    return {name.decode("utf-8", "replace") for names in found for name in names}
+    """Names in a peer's certificate; none without a certificate."""
+    names: set[str] = set()
+    for key in ("x509_common_name", "x509_subject_alternative_name"):
+        names.update(
+            name.decode("utf-8", "replace") for name in auth_context.get(key) or ()
+        )
+    return names
 
 
 def _key_and_chain(cert: Path | None, key: Path | None) -> tuple[bytes, bytes]:
-    """A pair of private key and certificate, in the order in which gRPC wants them."""
+    """A private key and its certificate chain, in gRPC's order."""
     if cert is None or key is None:
         missing = [
             name for name, file in (("--cert", cert), ("--key", key)) if file is None
         ]
-        are = "is" if len(missing) == 1 else "are"
-        raise UserError(
-            f"--cert and --key go together; {' and '.join(missing)} {are} missing"
-        )
+        raise UserError(f"--cert and --key go together; missing: {' and '.join(missing)}")
     chain = _read_certificates(cert)
     private_key = _read(key)
     try:
@@ -82,7 +91,7 @@ def _key_and_chain(cert: Path | None, key: Path | None) -> tuple[bytes, bytes]:
         )
     except _Protected:
         raise UserError(
-            f"{key} is protected by a password; give a key without one, in a file of mode 600"
+            f"{key} is protected by a password; use one without, in a file of mode 600"
         ) from None
     except ssl.SSLError as error:
         if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
@@ -92,7 +101,7 @@ def _key_and_chain(cert: Path | None, key: Path | None) -> tuple[bytes, bytes]:
 
 
 class _Protected(Exception):
-    """A key cannot be read without a password."""
+    """A key needs a password."""
 
 
 def _refuse_password() -> str:
@@ -102,7 +111,7 @@ def _refuse_password() -> str:
 def _read_certificates(path: Path) -> bytes:
     text = _read(path)
     try:
-        # By OpenSSL, which takes the bundles of systems with all their oddities, and comments in any language.
+        # OpenSSL accepts the irregular bundles of operating systems, and their comments.
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
             cadata=text.decode("ascii", "ignore")
         )
@@ -122,7 +131,13 @@ def _read(path: Path) -> bytes:
 
 
 def require_privacy(address: str, *, encrypted: bool, insecure: bool) -> None:
-    """Refuses plain text on a network, where tokens and models could be read and changed on the way."""
+    """Refuse plain text on a network: tokens and models could be read and changed there.
+
+    Args:
+      address: of the connection.
+      encrypted: TLS is used.
+      insecure: the user accepts plain text.
+    """
     if (
         encrypted
         or insecure
@@ -131,28 +146,33 @@ def require_privacy(address: str, *, encrypted: bool, insecure: bool) -> None:
     ):
         return
     raise UserError(
-        f"{address} is not on this machine, and without TLS everyone on the way can read and change what is sent; "
-        "make certificates with fedbudget certs and give --cert and --key to serve and --ca to join, "
-        "or say --insecure to go on without"
+        f"{address} is not on this machine, and without TLS anyone on the network path can "
+        "read and change the messages; create certificates with fedbudget certs and pass "
+        "--cert and --key to serve and --ca to join, or accept plain text with --insecure"
     )
 
 
 def split_address(address: str, *, port: int | None = DEFAULT_PORT) -> tuple[str, int]:
-    """Host and port of HOST:PORT, where the port may be left out unless `port` is None.
+    """Split HOST:PORT.
 
-    >>> split_address("edge.example:9000"), split_address("[::1]:0"), split_address("127.0.0.1")
-    (('edge.example', 9000), ('::1', 0), ('127.0.0.1', 7700))
+    Args:
+      port: default port; None requires a port in the address.
+
+    >>> split_address("edge.example:9000"), split_address("[::1]:0")
+    (('edge.example', 9000), ('::1', 0))
+    >>> split_address("127.0.0.1")
+    ('127.0.0.1', 7700)
     """
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^\[\]:]*))(?::(?P<port>[^:]*))?", address
     )
-    if found is None:
+    if match is None:
         is_six = re.fullmatch(r"[0-9A-Fa-f:.]+", address) is not None
         hint = "; an IPv6 address goes in brackets, as in [::1]:7700" if is_six else ""
         raise UserError(f"{address[:300]!r} is not an address HOST:PORT{hint}")
-    six = found["six"]
-    host = found["host"]
-    given = found["port"]
+    six = match["six"]
+    host = match["host"]
+    given = match["port"]
     if given is not None and (
         re.fullmatch("[0-9]{1,5}", given) is None or int(given) > 65535
     ):
@@ -165,15 +185,17 @@ def split_address(address: str, *, port: int | None = DEFAULT_PORT) -> tuple[str
         raise UserError(f"{six[:300]!r}, in brackets, is not an IPv6 address")
     if host == "":
         raise UserError(
-            f"{address[:300]!r} has no host; 0.0.0.0:{given or port} is all of this machine's addresses"
+            f"{address[:300]!r} has no host; "
+            f"0.0.0.0:{given or port} is all of this machine's addresses"
         )
     if host is not None and not valid_host(host):
-        raise UserError(f"{host[:300]!r} is neither an IP address nor a host's name")
-    return six if host is None else host, int(given) if given is not None else port or 0
+        raise UserError(f"{host[:300]!r} is neither an IP address nor a host name")
+    number = int(given) if given is not None else port or 0
+    return six if host is None else host, number
 
 
 def join_address(host: str, port: int) -> str:
-    """The inverse of `split_address`.
+    """Inverse of `split_address`.
 
     >>> join_address("::1", 7700)
     '[::1]:7700'
@@ -182,10 +204,10 @@ def join_address(host: str, port: int) -> str:
 
 
 def valid_host(host: str) -> bool:
-    """Whether this is an IP address, or may be the name of a host."""
+    """Whether this is an IP address or a possible host name."""
     if _ip(host) is not None:
         return True
-    # A last label of digits is never a name, but an IP address gone wrong, or written in a way that hides what it is.
+    # A last label of digits is not a name but an invalid or disguised IP address.
     return (
         len(host) <= 253
         and _HOST_NAME.fullmatch(host) is not None

@@ -1,6 +1,10 @@
-"""A thread with an event loop of its own, and how other threads talk to it.
+"""A thread that runs an event loop, and the ways other threads reach it.
 
-Nothing polls: who waits for a condition is woken when something has changed.
+Threads: methods under "From other threads" must not be called in the loop's thread, except
+`post`. Methods under "In the loop" must be called there only. State that changes in the
+loop is also read there, unless its docstring states otherwise.
+
+Nothing polls: a waiter is woken when `notify` finds its condition true.
 """
 
 import asyncio
@@ -13,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 class LoopThread:
-    """An event loop in a thread. What is changed in the loop is read there too, unless it says otherwise."""
+    """An event loop in its own thread."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -31,11 +35,11 @@ class LoopThread:
         return self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Runs a coroutine in the loop, and waits for what it gives."""
+        """Run a coroutine in the loop and wait for its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def read(self, function: Callable[[], _Result]) -> _Result:
-        """Calls a function in the loop, and waits for what it gives."""
+        """Call a function in the loop and wait for its result."""
 
         async def call() -> _Result:
             return function()
@@ -43,7 +47,10 @@ class LoopThread:
         return self.run(call())
 
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Calls a function in the loop soon; from any thread or signal handler. Nothing is done once it has ended."""
+        """Call a function in the loop soon, from any thread or signal handler.
+
+        Does nothing after the loop has ended.
+        """
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function, *arguments)
 
@@ -55,13 +62,13 @@ class LoopThread:
     # In the loop.
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Lets a coroutine run by itself."""
+        """Start a coroutine as a task."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def finish_tasks(self, timeout: float) -> None:
-        """Waits for what was spawned."""
+        """Wait for spawned tasks."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
 
@@ -73,7 +80,7 @@ class LoopThread:
     async def until(
         self, condition: Callable[[], bool], timeout: float | None = None
     ) -> None:
-        """Waits until a condition holds, or so many seconds."""
+        """Wait until a condition holds, at most `timeout` seconds."""
         if condition():
             return
         waiting = condition, self.loop.create_future()
@@ -84,7 +91,7 @@ class LoopThread:
             self._waiting.remove(waiting)
 
     def notify(self) -> None:
-        """Something has changed that conditions may depend on."""
+        """Check the conditions of all waiters."""
         for condition, future in list(self._waiting):
             if not future.done() and condition():
                 future.set_result(None)

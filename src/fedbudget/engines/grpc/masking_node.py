@@ -1,12 +1,17 @@
-"""A node's part in masked sums: what it answers to each message about them, and what it insists on.
+"""A node's part in masked sums: its answer to each message, and the terms it requires.
 
-What it has trained is held back until its neighbours' shares are here, and is then sent masked. It keeps its key for as
-long as its process lasts, also when the connection is lost: the aggregator cannot have it made anew. In a private run
-it adds its share of the noise, which no one else ever sees by itself.
+The node holds its report back until its neighbours' shares have arrived, and then sends it
+masked. It keeps its key for the lifetime of its process, across lost connections: an
+aggregator cannot make it create another one. In a private run it adds its share of the
+noise, and no other party sees that share.
+
+Threads: node.py calls one method at a time, from its event loop or from a worker thread
+that it awaits. There are no locks here.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,20 +33,22 @@ from fedbudget.secure.messages import (
 )
 
 if TYPE_CHECKING:
-    from fedbudget.secure.identity import Identity, Trust
+    from fedbudget.secure.identity import Identity
     from fedbudget.secure.member import MaskingMember
 
 
 @dataclass(frozen=True)
 class MaskingOptions:
-    """What a node insists on.
+    """The terms that a node requires.
 
     Args:
-      required: it takes part only where sums are masked.
-      threshold: the least share of a group that must stay.
-      cert, key, ca: by which it shows who it is, and others to it; a key of its own where it has none.
-      identity: the file of that key, made where it is not there; one for this process when not given.
-      known: identities of other nodes by name; the first that each shows when not given.
+      required: refuse a run without masked sums.
+      threshold: smallest share of a group that must stay.
+      cert, key, ca: certificate, its key, and the CA of other nodes' certificates. Without
+        them the node has an Ed25519 key.
+      identity: file of that key, created if missing; a new key for this process if None.
+      known: file with identities of other nodes; if None, the first identity of each
+      counts.
     """
 
     required: bool = False
@@ -54,68 +61,78 @@ class MaskingOptions:
 
 
 class NodeMasking:
-    """One node, as long as its process lasts."""
+    """The masking state of one node process.
+
+    Args:
+      name: of the node.
+      notify: called with a line of text for the user.
+    """
 
     def __init__(
-        self, name: str, options: MaskingOptions, heard: Callable[[str], None]
+        self, name: str, options: MaskingOptions, notify: Callable[[str], None]
     ) -> None:
         self._name = name
         self._options = options
-        self._heard = heard
+        self._notify = notify
         self._terms: Terms | None = None  # of this connection
         self._identity: Identity | None = None
         self._member: MaskingMember | None = None
         self._run = ""
         self._group: Group | None = None
         self._trained: tuple[Broadcast, Answer] | None = None
-        self._noisy: tuple[object, UInt64] | None = (
-            None  # of which private round, and what it sent before masks
-        )
+        # last private request, and the noisy vector that answered it
+        self._noisy: tuple[object, UInt64] | None = None
 
     @property
     def on(self) -> bool:
+        """Whether reports are masked on this connection."""
         return self._terms is not None
 
     @property
     def round(self) -> int:
-        """That is made now."""
+        """Number of the current round."""
         return 0 if self._group is None else self._group.round
 
     def connect(self) -> None:
-        """A connection begins, on which nothing was agreed on."""
+        """Begin a new connection without terms."""
         self._terms = self._group = self._trained = None
 
     def introduce(self, run: str, worker: Worker) -> list[bytes]:
-        """What is said before it is ready; refuses a run whose sums are not masked, where they must be."""
+        """Return the messages that precede `ready`.
+
+        Raises:
+          BeyondLimits: the aggregator's terms are weaker than this node's.
+        """
+        options = self._options
         if self._terms is None:
-            if self._options.required:
+            if options.required:
                 raise BeyondLimits(
-                    "the aggregator would see this node's reports by themselves; it must be started with "
-                    "`secure_aggregation`, or this node without"
+                    "the aggregator would see this node's reports one by one; start it "
+                    "with `secure_aggregation`, or start this node without"
                 )
             return []
-        if self._terms.threshold < self._options.threshold:
+        if self._terms.threshold < options.threshold:
             raise BeyondLimits(
-                f"the aggregator's `secure_threshold` is {self._terms.threshold:g}, and this node's is "
-                f"{self._options.threshold:g}"
+                f"the aggregator's `secure_threshold` is {self._terms.threshold:g}, and "
+                f"this node's is {options.threshold:g}"
             )
         if self._member is None or self._run != run:
-            self._member = self._make_member(run)
+            self._member = self._create_member(run)
             self._run = run
         shape = None if worker.trial_tally is None else shape_of(worker.trial_tally)
         return pack_masking_reply(Introduction(self._member.signed_key, shape))
 
     def hold(self, broadcast: Broadcast, answer: Answer) -> None:
-        """What was trained, until it can be masked."""
+        """Keep a report until it can be masked."""
         self._trained = broadcast, answer
 
     def answer(self, message: FromAggregator) -> list[bytes]:
-        """What is sent back."""
+        """Return the reply to a message."""
         if isinstance(message, Terms):
             self._terms = message
             return []
         if self._member is None or not self.on:
-            raise PeerError("masked sums that were not agreed on")
+            raise PeerError("secure aggregation without agreed terms")
         if isinstance(message, Group):
             self._group = message
             self._trained = None
@@ -125,29 +142,30 @@ class NodeMasking:
         return self._masked(self._member, message)
 
     def _masked(self, member: "MaskingMember", relay: Relay) -> list[bytes]:
-        group, trained, self._trained = self._group, self._trained, None
+        group = self._group
+        trained = self._trained
+        self._trained = None
         if group is None or trained is None or trained[0].round != group.round:
-            raise PeerError("shares of a round that was not made")
+            raise PeerError("shares of a round that this node has not trained")
         broadcast, answer = trained
-        if len(group.weights) != len(answer.report.nodes):
-            raise PeerError(
-                f"weights of {len(group.weights)} nodes, where there are {len(answer.report.nodes)}"
-            )
+        nodes = len(answer.report.nodes)
+        if len(group.weights) != nodes:
+            raise PeerError(f"weights of {len(group.weights)} nodes, not of {nodes}")
         if broadcast.private is None:
-            contents = Contents.of(broadcast, group.places, group.tally, group.room)
-            vector = contents.encode(
-                contents.summands(answer.report, group, answer.tallies)
-            )
+            contents = Contents.of(broadcast, group.slots, group.tally, group.headroom)
+            vector = contents.encode(answer.report, group, answer.tallies)
         else:
             vector = self._with_noise(group, broadcast, answer).copy()
         member.mask(relay, vector)
         return pack_masked(group.round, group.attempt, vector, answer.costs)
 
     def _with_noise(self, group: Group, broadcast: Broadcast, answer: Answer) -> UInt64:
-        """With its share of the noise. A round that is made again is answered with the same: new noise would tell more
-        than is paid for, to whoever could open both.
+        """Encode a private report with this node's share of the noise.
+
+        A repeated round receives the same vector. Fresh noise would reveal more than was
+        paid for, if both vectors were opened.
         """
-        asked = (
+        request = (
             broadcast.round,
             broadcast.tau,
             broadcast.private,
@@ -155,41 +173,37 @@ class NodeMasking:
             group.sharers,
             self._run,
         )
-        if self._noisy is not None and self._noisy[0] == asked:
+        if self._noisy is not None and self._noisy[0] == request:
             return self._noisy[1]
         if not 1 <= group.sharers <= most_sharers(len(group.names), group.threshold):
             raise BeyondLimits(
-                f"the aggregator asks for a share of noise as if {group.sharers} nodes added theirs, in a group of "
-                f"{len(group.names)} of which {group.threshold} open a sum"
+                f"the aggregator divides the noise among {group.sharers} nodes, in a group "
+                f"of {len(group.names)} with threshold {group.threshold}"
             )
         vector = PrivateContents.of(broadcast, group.sharers).encode(answer.report)
-        self._noisy = asked, vector
+        self._noisy = request, vector
         return vector
 
-    def _make_member(self, run: str) -> "MaskingMember":
+    def _create_member(self, run: str) -> "MaskingMember":
         try:
             from fedbudget.secure.identity import identity_of, trust_of
             from fedbudget.secure.member import MaskingMember
         except ImportError:
             raise BeyondLimits(
-                "masked sums need a library; install it with: pip install cryptography"
+                "secure aggregation needs a package: pip install cryptography"
             ) from None
         options = self._options
         if self._identity is None:
             self._identity = identity_of(options.cert, options.key, options.identity)
-        trust: Trust = trust_of(
-            options.ca if options.cert is not None else None, options.known
-        )
-        self._heard(
-            f"sums are masked; this node is known to others by {in_short(self._identity.credential)}"
-        )
+        ca = options.ca if options.cert is not None else None
+        trust = trust_of(ca, options.known)
+        shown = describe_credential(self._identity.credential)
+        self._notify(f"reports are masked; other nodes identify this node by {shown}")
         return MaskingMember(run, self._name, self._identity, trust, options.threshold)
 
 
-def in_short(credential: bytes) -> str:
-    """A key as it stands in a file of known nodes; the digest of a certificate."""
+def describe_credential(credential: bytes) -> str:
+    """A key as written in a file of known nodes, or the digest of a certificate."""
     if len(credential) == 32:
         return f"the key {credential.hex()}"
-    from hashlib import sha256
-
-    return f"the certificate with the digest {sha256(credential).hexdigest()[:16]}"
+    return f"the certificate with digest {sha256(credential).hexdigest()[:16]}"

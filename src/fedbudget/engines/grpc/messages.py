@@ -1,13 +1,16 @@
-"""What the aggregator sends: a welcome, broadcasts, and a farewell.
+"""Messages on the wire: packing, and readers that check every message.
 
-A broadcast's fields are sent in the order of the dataclass (layout.py), and the vectors after them. What is asked for
-(`request`) is in the task, and not sent again.
+From the aggregator: a welcome, broadcasts, a farewell. A broadcast's fields are sent in the
+order of the dataclass (`MessageLayout`), followed by its vectors. `request` is part of the
+task and is not sent again.
 
-What a node sends: a hello, that it is ready, and a report for every broadcast.
+From a node: a hello, `ready`, and a report for every broadcast. A report's fields are sent
+in the order of the dataclass: 64 bits for each number of each node, then the vectors. The
+broadcast determines how many there are. Under secure aggregation a report has the number of
+the attempt in place of numbers, and one masked vector of 64-bit integers.
 
-A report's fields are sent in the order of the dataclass: the numbers of each node as 64 bits each, then the vectors.
-How many there are of both follows from the broadcast that it answers. Where sums are masked, a report's numbers are the
-number of the attempt that it is for, and its vectors one masked vector, of 64 bits a number.
+Threads: no shared state; each reader belongs to one stream and is used by one thread at a
+time.
 """
 
 import math
@@ -56,16 +59,20 @@ from fedbudget.protocol.messages import NUMBERS, Broadcast, PeerError, Report
 from fedbudget.resources.resource import NodeCosts
 from fedbudget.secure import messages as masking
 
+NO_DIFFERENCES: Mapping[str, bytes] = {}
+
 _MORE_FROM_AGGREGATOR = pb.FromAggregator.MORE_FIELD_NUMBER
-# bytes of all but vectors, and more of each node's number of updates
+_MORE_FROM_NODE = pb.FromNode.MORE_FIELD_NUMBER
+# most bytes of a broadcast without its vectors, and more for the updates of each node
 _MOST_NUMBERS = 1000
 _BYTES_OF_UPDATES = 9
+_LONG_REASON = 1000
 _LAYOUT = MessageLayout(Broadcast, without={"request"})
-_DIFFERENCES = ("w", "mean")
-"""What may be told as differences, to the w before and to w."""
+_DIFFERENCES = {"w", "mean"}
+"""Vectors that may be sent as differences, to the previous w and to w."""
 
 
-NO_DIFFERENCES: Mapping[str, bytes] = {}
+# From the aggregator.
 
 
 def pack_welcome(welcome: Welcome) -> list[bytes]:
@@ -79,12 +86,13 @@ def pack_broadcast(
     catch_up: bool,
     differences: Mapping[str, bytes] = NO_DIFFERENCES,
 ) -> list[bytes]:
-    """A broadcast to nodes whose memory stands after the same round.
+    """Pack a broadcast for nodes whose memory is of the same round.
 
     Args:
-      catch_up: whether they are told what they missed.
-      differences: w less the w that they know, and `mean` less w, where there is one, compressed; all vectors are sent
-        as they are when not given.
+      base_round: that round.
+      catch_up: whether to include what they missed.
+      differences: w minus their w, and `mean` minus w, compressed. Vectors without a
+        difference are sent unchanged.
     """
     numbers, arrays = _LAYOUT.encode(
         broadcast if catch_up else replace(broadcast, catch_up=None)
@@ -117,13 +125,13 @@ def pack_farewell(farewell: Farewell) -> list[bytes]:
 
 @dataclass(frozen=True)
 class EncodedBroadcast:
-    """A broadcast that may need the w before it to be understood.
+    """A received broadcast; decoding it may need the previous w.
 
     Args:
-      values: all but its vectors, as layout.py has them.
-      kinds: how its vectors are encoded.
-      difference: whether w is told as the difference to the w before.
-      vectors: the bytes of each.
+      values: all fields but vectors, from `MessageLayout.decode`.
+      kinds: encoding of each vector.
+      difference: whether w is sent as the difference to the previous w.
+      vectors: bytes of each vector.
     """
 
     base_round: int
@@ -135,19 +143,22 @@ class EncodedBroadcast:
 
     @property
     def number(self) -> int:
-        """The round's."""
+        """Number of the round."""
         return int(_LAYOUT.value(self.values, "round"))
 
     @property
     def updates(self) -> int:
-        """The most local updates that are asked for."""
-        work = _LAYOUT.value(self.values, "work")  # all but its vectors: plain numbers
-        return max(
-            int(_LAYOUT.value(self.values, "tau")), 0 if work is None else int(work[1])
-        )
+        """Largest number of requested local updates."""
+        tau = int(_LAYOUT.value(self.values, "tau"))
+        work = _LAYOUT.value(self.values, "work")  # plain values; the second is `most`
+        return tau if work is None else max(tau, int(work[1]))
 
     def request(self, before: Float32 | None) -> RoundRequest:
-        """The whole, given the w of the broadcast after which the node's memory stands."""
+        """Decode and check the broadcast.
+
+        Args:
+          before: w of the broadcast of `base_round`.
+        """
         broadcast = _LAYOUT.build(
             self.values, self._arrays(before), request=self.task.request
         )
@@ -160,10 +171,9 @@ class EncodedBroadcast:
             arrays[name] = decode_vector(kind, data, self.task.parameters)
         if self.difference:
             if before is None:
-                raise PeerError("a difference to parameters that were never told")
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # what is not finite is found below
+                raise PeerError("a difference to parameters that were never sent")
+            # An overflow is detected below.
+            with np.errstate(over="ignore", invalid="ignore"):
                 arrays["w"] = before + arrays["w"]
                 if "mean" in arrays:
                     arrays["mean"] = arrays["w"] + arrays["mean"]
@@ -172,33 +182,32 @@ class EncodedBroadcast:
         return arrays
 
     def _check(self, broadcast: Broadcast) -> None:
-        """What numbers may be; their types are those of the fields already."""
+        """Check the ranges of numbers; `MessageLayout` has checked their types."""
         task = self.task
-        catch_up = broadcast.catch_up
         if not 1 <= broadcast.round < 2**31 or not self.base_round < broadcast.round:
             raise PeerError(f"round {broadcast.round} after round {self.base_round}")
         if not 0 <= broadcast.tau <= task.tau_max:
-            raise PeerError(
-                f"tau is {broadcast.tau}, and no more than {task.tau_max} was agreed on"
-            )
+            raise PeerError(f"tau is {broadcast.tau}; the task allows {task.tau_max}")
         if not 0 < broadcast.eta < math.inf:
             raise PeerError(f"eta is {broadcast.eta}")
-        if (work := broadcast.work) is not None and not (
-            0 < work.effective <= work.most <= task.tau_max
-        ):
+        work = broadcast.work
+        if work is not None and not 0 < work.effective <= work.most <= task.tau_max:
             raise PeerError(
-                f"{work.most} updates, in effect {work.effective}, and {task.tau_max} were agreed on"
+                f"{work.most} updates, {work.effective} in effect; "
+                f"the task allows {task.tau_max}"
             )
-        if (private := broadcast.private) is not None and not (
+        private = broadcast.private
+        if private is not None and not (
             0 <= private.clip < math.inf and 0 < private.rho < math.inf
         ):
             raise PeerError(f"a private round is {private}")
         if broadcast.drift is not None and not 0 <= broadcast.drift.share <= 1:
             raise PeerError(f"the share of a round is {broadcast.drift.share}")
+        catch_up = broadcast.catch_up
         if catch_up is not None and (
             catch_up.since < 0 or (catch_up.mean is not None) != task.request.drift
         ):
-            raise PeerError("what was missed is not what a node has to know")
+            raise PeerError("`catch_up` does not fit the task")
 
 
 FromAggregator = Welcome | EncodedBroadcast | Farewell | masking.FromAggregator
@@ -206,7 +215,11 @@ FromAggregator = Welcome | EncodedBroadcast | Farewell | masking.FromAggregator
 
 
 class AggregatorReader:
-    """Reads what the aggregator sends: a welcome, then broadcasts, and a farewell at any time."""
+    """Reads a welcome, then broadcasts, and a farewell at any time.
+
+    Args:
+      task: if the welcome was read before.
+    """
 
     def __init__(self, task: Task | None = None) -> None:
         self._task = task
@@ -215,7 +228,7 @@ class AggregatorReader:
         self._vectors: VectorBytes | None = None
 
     def feed(self, data: bytes) -> "FromAggregator | None":
-        """Gives a whole message when there is one."""
+        """Add bytes; returns a message when it is complete."""
         if self._vectors is not None and self._vectors.add_message(data):
             return self._finish()
         message = pb.FromAggregator()
@@ -226,7 +239,8 @@ class AggregatorReader:
             return Farewell(message.farewell.reason, message.farewell.again)
         if kind == "welcome" and self._task is None:
             welcome = read(Welcome, message.welcome)
-            self._task, self._nodes = welcome.task, len(welcome.numbers)
+            self._task = welcome.task
+            self._nodes = len(welcome.numbers)
             return welcome
         if kind == "masking" and self._vectors is None:
             return masking.from_aggregator(message.masking)
@@ -235,7 +249,7 @@ class AggregatorReader:
         elif kind == "broadcast" and self._task is not None and self._vectors is None:
             self._begin(message.broadcast, self._task)
         else:
-            raise PeerError(f"{quoted(kind)} where it was not expected")
+            raise PeerError(f"unexpected message: {quoted(kind)}")
         return self._finish()
 
     def _begin(self, message: pb.Broadcast, task: Task) -> None:
@@ -245,10 +259,9 @@ class AggregatorReader:
         difference = message.difference
         kinds: dict[str, Kind] = dict.fromkeys(names, "none")
         if difference:
-            kinds |= dict.fromkeys(
-                set(_DIFFERENCES) & kinds.keys(),
-                _LAYOUT.value(values, "compress") or "none",
-            )
+            compress: Kind = _LAYOUT.value(values, "compress") or "none"
+            for name in kinds.keys() & _DIFFERENCES:
+                kinds[name] = compress
         sizes = [compression.encoded_size(kind, task.parameters) for kind in kinds.values()]
         self._vectors = VectorBytes(
             sizes, message.size, message.vectors, _MORE_FROM_AGGREGATOR
@@ -265,8 +278,7 @@ class AggregatorReader:
         return broadcast
 
 
-_MORE_FROM_NODE = pb.FromNode.MORE_FIELD_NUMBER
-_LONG_REASON = 1000
+# From a node.
 
 
 def pack_hello(hello: Hello) -> list[bytes]:
@@ -287,19 +299,34 @@ def pack_report(
     vectors: bytes | memoryview,
     tallies: Sequence[Tally] = (),
 ) -> list[bytes]:
-    """A report whose vectors are encoded already."""
+    """Pack a report.
+
+    Args:
+      vectors: its vectors, already encoded.
+    """
     numbers = [getattr(report, name) for name in NUMBERS]
+    packed = [n.astype("<f8", copy=False).tobytes() for n in numbers if n is not None]
     message = pb.Report(
         round=report.round,
-        numbers=b"".join(
-            values.astype("<f8", copy=False).tobytes()
-            for values in numbers
-            if values is not None
-        ),
+        numbers=b"".join(packed),
         costs=pack_costs(costs),
         tallies=pack_tallies(tallies),
         **first_part(vectors),
     )
+    return _pack_report(message, vectors)
+
+
+def pack_masked(number: int, attempt: int, vector: UInt64, costs: NodeCosts) -> list[bytes]:
+    """Pack the masked report of a round."""
+    data = vector.astype("<u8", copy=False).tobytes()
+    numbers = attempt.to_bytes(8, "little")
+    message = pb.Report(
+        round=number, numbers=numbers, costs=pack_costs(costs), **first_part(data)
+    )
+    return _pack_report(message, data)
+
+
+def _pack_report(message: pb.Report, vectors: bytes | memoryview) -> list[bytes]:
     return [
         pb.FromNode(report=message).SerializeToString(),
         *more_parts(_MORE_FROM_NODE, vectors),
@@ -310,62 +337,47 @@ def pack_masking_reply(message: masking.FromNode) -> list[bytes]:
     return [pb.FromNode(masking=masking.pack(message)).SerializeToString()]
 
 
-def pack_masked(number: int, attempt: int, vector: UInt64, costs: NodeCosts) -> list[bytes]:
-    """A report of a round that is masked."""
-    data = vector.astype("<u8", copy=False).tobytes()
-    numbers = attempt.to_bytes(8, "little")
-    message = pb.Report(
-        round=number, numbers=numbers, costs=pack_costs(costs), **first_part(data)
-    )
-    return [
-        pb.FromNode(report=message).SerializeToString(),
-        *more_parts(_MORE_FROM_NODE, data),
-    ]
+FromNode = Hello | Ready | Answer | MaskedReport | masking.FromNode
+"""Whole messages."""
 
 
 class NodeReader:
-    """Reads what a node sends: a hello, that it is ready, and a report for every broadcast, in this order.
+    """Reads a hello, `ready`, and a report for every broadcast, in this order.
 
     Args:
-      masked: whether reports are masked, and messages for that come between them.
+      masked: whether reports are masked, and messages of secure aggregation are allowed.
     """
 
     def __init__(self, masked: bool = False) -> None:
         self._expects = "hello"
         self._is_masked = masked
-        self._lengths: dict[
-            tuple[int, int], int
-        ] = {}  # of masked vectors, by round and attempt
+        # lengths of masked vectors, by round and attempt
+        self._lengths: dict[tuple[int, int], int] = {}
         self._asked: tuple[Broadcast, Int64, Int64] | None = None
-        self._names: tuple[Sequence[str], Sequence[str]] = (), ()  # of the report's fields
         self._report: pb.Report | None = None
         self._vectors: VectorBytes | None = None
 
     @property
     def receiving(self) -> int:
-        """Bytes of the vectors of a report that has begun and not ended; 0 where there is none."""
+        """Bytes of an unfinished report's vectors; 0 without one."""
         return 0 if self._vectors is None else self._vectors.expected
 
     def expect_ready(self) -> None:
         self._expects = "ready"
 
     def expect_report(self, broadcast: Broadcast, numbers: Int64, sizes: Int64) -> None:
-        """The next report answers this, by nodes of these numbers and sizes."""
+        """Expect a report of this broadcast, from nodes of these numbers and sizes."""
         self._expects = "report"
         self._asked = broadcast, numbers, sizes
 
     def expect_masked(self, number: int, attempt: int, length: int) -> None:
-        """A masked report of so many numbers; one of the attempt before may still be on its way."""
+        """Expect a masked report; that of the previous attempt may still arrive."""
         self._expects = "report"
-        self._lengths = {
-            **dict(list(self._lengths.items())[-1:]),
-            (number, attempt): length,
-        }
+        self._lengths = dict(list(self._lengths.items())[-1:])
+        self._lengths[number, attempt] = length
 
-    def feed(
-        self, data: bytes
-    ) -> Hello | Ready | Answer | MaskedReport | masking.FromNode | None:
-        """Gives a whole message when there is one."""
+    def feed(self, data: bytes) -> FromNode | None:
+        """Add bytes; returns a message when it is complete."""
         if self._vectors is not None and self._vectors.add_message(data):
             return self._finish()
         message = pb.FromNode()
@@ -384,7 +396,7 @@ class NodeReader:
         ):
             return masking.from_node(message.masking)
         elif kind != self._expects:
-            raise PeerError(f"{quoted(kind)} where {quoted(self._expects)} was expected")
+            raise PeerError(f"{quoted(kind)} instead of {quoted(self._expects)}")
         elif kind == "hello":
             self._expects = "nothing"
             return read(Hello, message.hello)
@@ -398,59 +410,48 @@ class NodeReader:
         return self._finish()
 
     def _begin_masked(self, report: pb.Report) -> None:
-        attempt = (
-            int.from_bytes(report.numbers, "little") if len(report.numbers) == 8 else -1
-        )
+        attempt = -1
+        if len(report.numbers) == 8:
+            attempt = int.from_bytes(report.numbers, "little")
         length = self._lengths.get((report.round, attempt))
         if length is None:
-            raise PeerError(
-                f"a masked report of round {report.round} that was not asked for"
-            )
-        self._vectors = VectorBytes(
-            [8 * length], report.size, report.vectors, _MORE_FROM_NODE
-        )
-        report.ClearField("vectors")
-        self._report = report
+            raise PeerError(f"a masked report of round {report.round} without a request")
+        self._receive_vectors(report, [8 * length])
 
     def _begin(self, report: pb.Report) -> None:
         assert self._asked is not None
         broadcast, nodes, _ = self._asked
-        kind = broadcast.compress or "none"
         if report.round != broadcast.round:
             raise PeerError(
-                f"a report of round {report.round} when asked for round {broadcast.round}"
+                f"a report of round {report.round} instead of round {broadcast.round}"
             )
-        self._names = report_numbers(broadcast), report_vectors(broadcast)
-        due = 8 * len(nodes) * len(self._names[0])
+        due = 8 * len(nodes) * len(report_numbers(broadcast))
         if len(report.numbers) != due:
-            raise PeerError(
-                f"{len(report.numbers)} bytes of numbers where there should be {due}"
-            )
-        sizes = [
-            len(nodes) * compression.encoded_size(kind, broadcast.w.size)
-            for _ in self._names[1]
-        ]
+            raise PeerError(f"{len(report.numbers)} bytes of numbers instead of {due}")
+        size = compression.encoded_size(broadcast.compress or "none", broadcast.w.size)
+        sizes = [len(nodes) * size for _ in report_vectors(broadcast)]
+        self._receive_vectors(report, sizes)
+        self._expects = "more of a report"
+
+    def _receive_vectors(self, report: pb.Report, sizes: Sequence[int]) -> None:
         self._vectors = VectorBytes(sizes, report.size, report.vectors, _MORE_FROM_NODE)
         report.ClearField("vectors")  # they were copied
         self._report = report
-        self._expects = "more of a report"
 
     def _finish(self) -> Answer | MaskedReport | None:
-        if self._report is None or self._vectors is None or not self._vectors.complete:
+        report = self._report
+        if report is None or self._vectors is None or not self._vectors.complete:
             return None
+        vectors = self._vectors.vectors
+        self._report = self._vectors = None
         if self._is_masked:
-            report = self._report
-            data = self._vectors.vectors[0]
-            self._report = self._vectors = None
-            vector = np.frombuffer(data, "<u8").astype(np.uint64, copy=False)
+            vector = np.frombuffer(vectors[0], "<u8").astype(np.uint64, copy=False)
             attempt = int.from_bytes(report.numbers, "little")
             del self._lengths[report.round, attempt]
             return MaskedReport(report.round, attempt, vector, unpack_costs(report.costs))
         assert self._asked is not None
-        answer = _read_report(
-            self._report, self._vectors.vectors, self._names, *self._asked
-        )
-        self._report = self._vectors = self._asked = None
+        answer = _read_report(report, vectors, *self._asked)
+        self._asked = None
         self._expects = "nothing"
         return answer
 
@@ -458,30 +459,24 @@ class NodeReader:
 def _read_report(
     report: pb.Report,
     encoded: Sequence[bytearray],
-    names: tuple[Sequence[str], Sequence[str]],
     broadcast: Broadcast,
     nodes: Int64,
     sizes: Int64,
 ) -> Answer:
-    """A report, with all that was asked for and nothing else.
-
-    Args:
-      names: of its fields with numbers, and with vectors.
-    """
+    """Decode a report with exactly the requested fields."""
     n = len(nodes)
     d = broadcast.w.size
     kind = broadcast.compress or "none"
-    numbers = np.frombuffer(report.numbers, "<f8").astype(np.float64).reshape(-1, n)
+    rows = np.frombuffer(report.numbers, "<f8").astype(np.float64).reshape(-1, n)
+    numbers = dict(zip(report_numbers(broadcast), rows, strict=True))
     vectors = {
         name: decode_vector(kind, data, d, n).reshape(n, d)
-        for name, data in zip(names[1], encoded, strict=True)
+        for name, data in zip(report_vectors(broadcast), encoded, strict=True)
     }
     if "w" in vectors and kind != "none":
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # what is not finite is found in the result
-            vectors["w"] += broadcast.w  # differences are what is compressed
-    fields = {**dict(zip(names[0], numbers, strict=True)), **vectors}
-    read = Report(broadcast.round, nodes, sizes, **fields)  # type: ignore[arg-type]
+        # Compressed vectors are differences. An overflow is detected in the result.
+        with np.errstate(over="ignore", invalid="ignore"):
+            vectors["w"] += broadcast.w
+    read = Report(broadcast.round, nodes, sizes, **numbers, **vectors)  # type: ignore[arg-type]
     tallies = unpack_tallies(report.tallies, broadcast.tallies)
     return Answer(read, unpack_costs(report.costs), tallies, len(report.tallies))

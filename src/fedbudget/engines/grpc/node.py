@@ -1,13 +1,13 @@
-"""Whether this process was suspended of late: a lid that was closed, a gateway that was frozen, a SIGSTOP.
+"""A node's end of its connection: it joins, trains, and reconnects after a lost connection.
 
-No clock tells: all of them go on meanwhile. So a timer goes off once a second, and one that is late by as much again
-means that nothing ran here. Who was suspended may have a lot to hear, and should hear it before it says anything.
+A node keeps its memory while it is away. It retries with a growing, randomised delay, so
+that a fleet that lost its aggregator does not return all at once. It ends on a farewell,
+which it notices during training too; when the aggregator refuses it; or when the aggregator
+was unreachable for too long.
 
-A node's end of its connection: it joins, works, and comes back when the connection was lost.
-
-A node keeps its memory while it is away, and retries with a back-off that grows and has jitter in it, so that a fleet
-that lost its aggregator does not come back all at once. It ends when the aggregator says farewell, which it hears in
-the middle of its work too; when it is told that it does not belong; or when there was no aggregator for too long.
+Threads: everything runs in the caller's event loop. Training and masking run in a worker
+thread that the loop awaits, one at a time. Rounds that take less than 5 ms run in the event
+loop itself, because handing them to a thread would take longer.
 """
 
 import asyncio
@@ -32,55 +32,23 @@ from fedbudget.engines.grpc.messages import (
     pack_refusal,
     pack_report,
 )
-from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, LET_IN, METHOD, NAME, TOKEN
+from fedbudget.engines.grpc.stream import ADMITTED, CHANNEL_OPTIONS, METHOD, NAME, TOKEN
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, flag, printable
 from fedbudget.protocol.messages import PeerError
-from fedbudget.secure.messages import Relay
+from fedbudget.secure import messages as masking_messages
 
-_TICK = 1.0  # seconds
-
-
-class SuspensionWatch:
-    """Watches the running event loop, until it is closed."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._late_at = float("-inf")
-        self._due = self._loop.time()
-        self._timer = self._loop.call_soon(self._tick)
-
-    @property
-    def just_resumed(self) -> bool:
-        """Whether this process has been suspended, and is at work again for less than a second."""
-        self._look()
-        return self._loop.time() - self._late_at < _TICK
-
-    def close(self) -> None:
-        self._timer.cancel()
-
-    def _tick(self) -> None:
-        self._look()
-        self._due = self._loop.time() + _TICK
-        self._timer = self._loop.call_at(self._due, self._tick)
-
-    def _look(self) -> None:
-        now = self._loop.time()
-        if now - self._due > _TICK:
-            self._due = self._late_at = now
-
-
-# seconds between attempts
+# seconds between attempts to connect
 _FIRST_WAIT = 0.2
 _LONGEST_WAIT = 30.0
 _GROWTH = 1.7
 
-_QUICK = 5e-3  # seconds: rounds that took less are made where messages are read
-
-_LISTEN = 0.5  # seconds that a node listens before it answers, when it was suspended
+_QUICK = 5e-3  # seconds; shorter rounds are made in the event loop
+_TICK = 1.0  # seconds
+_LISTEN = 0.5  # seconds that a resumed process listens before it sends
 
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -90,16 +58,39 @@ _FINAL = {
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.UNIMPLEMENTED,
 }
-"""Answers that will not change by asking again."""
+"""Codes after which another attempt is useless."""
 
 _ENDED = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
-"""Raised by what is written on a call that has ended."""
+"""Raised by writes on a call that has ended."""
+
+_LOST = "the connection was lost"
+_HUNG_UP = {
+    "plain text": "it closed the connection without a reason; "
+    "if it listens with TLS, set --ca to the certificate of its CA",
+    "TLS": "it closed the connection without a reason; "
+    "if it requires certificates of nodes, set --cert and --key",
+}
+"""Reasons for a connection that was closed before admission, by how the node connected."""
+
+_MEANINGS = {
+    "Connection refused": "nothing listens there",
+    "Connection reset": _LOST,
+    "Socket closed": _LOST,
+    "DNS resolution failed": "its host name cannot be resolved",
+    "SSL_ERROR": "it does not use TLS, or its certificate is not trusted here",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted here",
+    "Network is unreachable": "its network is unreachable",
+    "No route to host": "its network is unreachable",
+    "keepalive": "it has stopped answering",
+    "Timeout": "it does not answer",
+}
+"""Texts in gRPC's errors, and what they mean."""
 
 _Result = TypeVar("_Result")
 
 
 class RefusedByAggregator(RuntimeError):
-    """The aggregator does not want this node."""
+    """The aggregator does not accept this node."""
 
 
 async def run_node(
@@ -112,167 +103,233 @@ async def run_node(
     patience: float | None = None,
     delay: float = 0.0,
     masking: MaskingOptions | None = None,
-    heard: Callable[[str], None] = lambda text: None,
-    sent: Callable[[int, int], None] = lambda number, size: None,
+    notify: Callable[[str], None] = lambda text: None,
+    on_report: Callable[[int, int], None] = lambda number, size: None,
 ) -> Farewell:
-    """Takes part until the aggregator says farewell.
+    """Take part until the aggregator's farewell.
 
     Args:
+      address: of the aggregator.
+      worker: trains the node's model.
+      name: of the node.
+      token: with which it is admitted.
       credentials: for TLS; None for plain text.
-      patience: seconds after which an aggregator that cannot be reached is given up; None for never.
-      delay: seconds that a welcome, a broadcast and the answer to it are held each, to stand for a slower network.
-      masking: what it insists on where sums are masked, or on that they are.
-      heard: told in words what happens.
-      sent: told of every report, by the round's number and its size in bytes.
+      patience: seconds after which an unreachable aggregator is given up; None for never.
+      delay: seconds by which each message is delayed, to emulate a slower network.
+      masking: the terms of secure aggregation that this node requires.
+      notify: called with a line of text for the user at each event.
+      on_report: called with the round's number and the size in bytes of each report.
+
+    Returns:
+      The aggregator's farewell.
+
+    Raises:
+      RefusedByAggregator: the aggregator refuses this node, or was unreachable for too
+      long.
     """
     instance = secrets.token_hex(16)
     attempt = 0
-    told = ""
+    reported = ""
     loop = asyncio.get_running_loop()
     alone_since = loop.time()
     metadata = [(NAME, name)] + ([] if token is None else [(TOKEN, token)])
     connected = asyncio.Event()
-    masked = NodeMasking(name, masking or MaskingOptions(), heard)
+    node_masking = NodeMasking(name, masking or MaskingOptions(), notify)
 
-    def tell(task: Task | None) -> None:
+    def joined(task: Task | None) -> None:
         connected.set()
         if task is None:
-            heard(f"connected to {address}; waiting for a task")
-        else:
-            heard(f"joined {address} as {name}, to train {task.title}")
-            if unseen := worker.node_data.unseen(task.samples):
-                heard(
-                    f"categories that nobody had when the run began, taken for none: {unseen}"
-                )
+            notify(f"connected to {address}; waiting for a task")
+            return
+        notify(f"joined {address} as {name}, to train {task.title}")
+        if unseen := worker.node_data.unseen(task.samples):
+            notify(
+                f"categories that are new since the run began, treated as missing: {unseen}"
+            )
 
     while True:
         connected.clear()
         try:
             async with _channel(address, credentials) as channel:
                 call = channel.stream_stream(METHOD)(metadata=metadata)
-                with closing(_Inbox(call)) as inbox, closing(SuspensionWatch()) as watch:
-                    farewell = await _converse(
-                        call, inbox, watch, worker, instance, masked, tell, delay, sent
-                    )
+                with closing(
+                    _Connection(call, worker, node_masking, joined, delay, on_report)
+                ) as connection:
+                    farewell = await connection.converse(instance)
+            reason = printable(farewell.reason)
             if not farewell.again:
-                return replace(farewell, reason=printable(farewell.reason))
-            why = printable(farewell.reason)
+                return replace(farewell, reason=reason)
         except grpc.aio.AioRpcError as error:
             if error.code() in _FINAL:
                 raise RefusedByAggregator(
                     f"{address} refused {name}: {printable(error.details() or '')}"
                 ) from None
-            why = _in_words(error)
-            if why == _LOST and not connected.is_set():
-                why = _HUNG_UP["TLS" if credentials is not None else "plain text"]
+            reason = _meaning(error)
+            if reason == _LOST and not connected.is_set():
+                reason = _HUNG_UP["TLS" if credentials is not None else "plain text"]
         except PeerError as error:
-            why = f"it said what it should not: {error}"
+            reason = f"it broke the protocol: {error}"
         if connected.is_set():
             attempt = 0
             alone_since = loop.time()
-            told = ""
+            reported = ""
         if patience is not None and loop.time() - alone_since > patience:
             raise RefusedByAggregator(
-                f"{address} could not be reached for {patience:g} seconds: {why}"
+                f"{address} could not be reached for {patience:g} seconds: {reason}"
             )
         wait = min(_LONGEST_WAIT, _FIRST_WAIT * _GROWTH**attempt) * random.uniform(0.5, 1.0)
         attempt += 1
-        if why != told:  # once, however often it is tried
-            heard(f"not connected to {address} ({why}); trying again until it is there")
-            told = why
+        if reason != reported:  # once, however many attempts follow
+            notify(f"not connected to {address} ({reason}); trying again until it is there")
+            reported = reason
         await asyncio.sleep(wait)
 
 
-async def _converse(
-    call: Any,
-    inbox: "_Inbox",
-    watch: SuspensionWatch,
-    worker: Worker,
-    instance: str,
-    masked: NodeMasking,
-    tell: Callable[[Task | None], None],
-    delay: float,
-    sent: Callable[[int, int], None],
-) -> Farewell:
+class _Connection:
     """One connection, from hello to farewell.
 
     Args:
-      tell: called when the aggregator has let us in, and with the task when we are ready for it.
-      sent: called with a round's number, and the bytes of the report, when it was sent.
+      joined: called with None after admission, and with the task when the node is ready.
+      on_report: called with a round's number and its report's bytes after sending.
     """
-    # of a local update; when the last report was sent
-    seconds = math.inf
-    sent_at = -math.inf
-    masked.connect()
-    await _send(call, pack_hello(worker.hello(instance)))
-    if LET_IN in {key for key, _ in await call.initial_metadata()}:
-        tell(None)
-    while True:
-        message = await inbox.next()
-        if isinstance(message, Farewell):
-            with suppress(*_ENDED):
-                await call.done_writing()
-            return message
-        await _hold(delay)
-        if isinstance(message, Welcome):
-            try:
-                costs = await inbox.beside(asyncio.to_thread(worker.start, message))
-                introduction = masked.introduce(message.run, worker)
-            except UserError as error:
-                await _refuse(call, error)
-            await _hold(delay)
-            if costs is not None:
-                await _send(call, [*introduction, *pack_ready(costs)])
-                tell(message.task)
-        elif not isinstance(message, EncodedBroadcast):
-            try:
-                answers = await inbox.beside(asyncio.to_thread(masked.answer, message))
-            except UserError as error:
-                await _refuse(call, error)
-            if answers:
-                await _hold(delay)
-                await _send(call, answers)
-            if answers and isinstance(message, Relay):
-                sent_at = time.monotonic()
-                sent(masked.round, sum(map(len, answers)))
+
+    def __init__(
+        self,
+        call: Any,
+        worker: Worker,
+        masking: NodeMasking,
+        joined: Callable[[Task | None], None],
+        delay: float,
+        on_report: Callable[[int, int], None],
+    ) -> None:
+        self._call = call
+        self._worker = worker
+        self._masking = masking
+        self._joined = joined
+        self._delay = delay
+        self._on_report = on_report
+        self._inbox = _Inbox(call)
+        self._watch = SuspensionWatch()
+        self._step_seconds = math.inf  # of a local update
+        self._sent_at = -math.inf  # of the last report
+
+    def close(self) -> None:
+        self._inbox.close()
+        self._watch.close()
+
+    async def converse(self, instance: str) -> Farewell:
+        """Answer messages until the farewell.
+
+        Args:
+          instance: random identifier of this process.
+        """
+        self._masking.connect()
+        await _send(self._call, pack_hello(self._worker.hello(instance)))
+        if ADMITTED in {key for key, _ in await self._call.initial_metadata()}:
+            self._joined(None)
+        while True:
+            message = await self._inbox.next()
+            if isinstance(message, Farewell):
+                with suppress(*_ENDED):
+                    await self._call.done_writing()
+                return message
+            await _hold(self._delay)
+            if isinstance(message, Welcome):
+                await self._start(message)
+            elif isinstance(message, EncodedBroadcast):
+                await self._round(message)
+            else:
+                await self._mask(message)
+            del message  # large ones are not kept while the next is awaited
+
+    async def _start(self, welcome: Welcome) -> None:
+        """Prepare the task, and report that the node is ready."""
+        try:
+            costs = await self._inbox.listen_during(
+                asyncio.to_thread(self._worker.start, welcome)
+            )
+            introduction = self._masking.introduce(welcome.run, self._worker)
+        except UserError as error:
+            await self._refuse(error)
+        await _hold(self._delay)
+        if costs is not None:
+            await _send(self._call, [*introduction, *pack_ready(costs)])
+            self._joined(welcome.task)
+
+    async def _mask(self, message: masking_messages.FromAggregator) -> None:
+        """Answer a message of secure aggregation."""
+        try:
+            answers = await self._inbox.listen_during(
+                asyncio.to_thread(self._masking.answer, message)
+            )
+        except UserError as error:
+            await self._refuse(error)
+        if not answers:
+            return
+        await _hold(self._delay)
+        if isinstance(message, masking_messages.Relay):
+            await self._send_report(self._masking.round, answers)
         else:
-            # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
-            quick = seconds * max(1, message.updates) < _QUICK
-            await _hold(sent_at + worker.limits.min_interval - time.monotonic())
-            try:
-                if quick and not watch.just_resumed:
-                    answer: tuple[list[bytes], float] | None = _answer(
-                        worker, masked, message
-                    )
-                else:
-                    answer = await inbox.beside(
-                        asyncio.to_thread(_answer, worker, masked, message)
-                    )
-            except BeyondLimits as error:
-                await _refuse(call, error)
-            # While this machine was suspended the aggregator may have said farewell and gone. Then the first word to it
-            # breaks the connection, and what was not heard by then is lost.
-            if (
-                watch.just_resumed
-                and await inbox.beside(asyncio.sleep(_LISTEN, True)) is None
-            ):
-                answer = None
-            if answer is not None:
-                messages, took = answer
-                seconds = took / max(1, message.updates)
-                if not messages:  # it is sent when it can be masked
-                    continue
-                await _hold(delay)
-                await _send(call, messages)
-                sent_at = time.monotonic()
-                sent(message.number, sum(map(len, messages)))
-                del messages
-            del answer
-        del message  # large ones are not held while the next is awaited
+            await _send(self._call, answers)
+
+    async def _round(self, encoded: EncodedBroadcast) -> None:
+        """Make a round and send its report, unless a farewell arrives first."""
+        quick = self._step_seconds * max(1, encoded.updates) < _QUICK
+        await _hold(self._sent_at + self._worker.limits.min_interval - time.monotonic())
+        try:
+            if quick and not self._watch.just_resumed:
+                answer: tuple[list[bytes], float] | None = self._train(encoded)
+            else:
+                answer = await self._inbox.listen_during(
+                    asyncio.to_thread(self._train, encoded)
+                )
+        except BeyondLimits as error:
+            await self._refuse(error)
+        # While this machine was suspended, the aggregator may have sent a farewell and
+        # ended. Writing first would break the connection and lose the unread farewell.
+        if self._watch.just_resumed:
+            listened = await self._inbox.listen_during(asyncio.sleep(_LISTEN, True))
+            if listened is None:
+                return
+        if answer is None:
+            return
+        messages, seconds = answer
+        self._step_seconds = seconds / max(1, encoded.updates)
+        if messages:  # otherwise it is sent once it can be masked
+            await _hold(self._delay)
+            await self._send_report(encoded.number, messages)
+
+    def _train(self, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
+        """Return the packed report and its duration; no messages if it is masked later."""
+        began = time.perf_counter()
+        worker = self._worker
+        request = encoded.request(worker.w_after(encoded.base_round))
+        answer = worker.answer(request)
+        messages: list[bytes] = []
+        if self._masking.on:
+            self._masking.hold(request.broadcast, answer)
+        else:
+            messages = pack_report(
+                answer.report, answer.costs, worker.encode(answer.report), answer.tallies
+            )
+        return messages, time.perf_counter() - began
+
+    async def _send_report(self, number: int, messages: list[bytes]) -> None:
+        await _send(self._call, messages)
+        self._sent_at = time.monotonic()
+        self._on_report(number, sum(map(len, messages)))
+
+    async def _refuse(self, error: UserError) -> NoReturn:
+        """Send the reason, and leave."""
+        await _send(self._call, pack_refusal(error.spelled(flag)))
+        with suppress(*_ENDED):
+            await self._call.done_writing()
+            await self._call.code()  # waits until the aggregator has read it
+        raise RefusedByAggregator(error.spelled(flag)) from None
 
 
 class _Inbox:
-    """What the aggregator says, of which a farewell is heard at once.
+    """Reads the aggregator's messages; notices a farewell during other work.
 
     Args:
       call: one connection.
@@ -284,31 +341,30 @@ class _Inbox:
         self._coming: asyncio.Task[FromAggregator] | None = None
 
     async def next(self) -> FromAggregator:
-        """The next whole message."""
-        coming, self._coming = self._coming, None
+        """Return the next whole message."""
+        coming = self._coming
+        self._coming = None
         return await (self._read() if coming is None else coming)
 
-    async def beside(self, work: Coroutine[Any, Any, _Result]) -> _Result | None:
-        """Works, and listens meanwhile; None where a farewell came first. What else there is to hear waits for us."""
+    async def listen_during(self, work: Coroutine[Any, Any, _Result]) -> _Result | None:
+        """Await `work` while reading; None if a final farewell arrives first.
+
+        Any other message waits for `next`.
+        """
         working = asyncio.ensure_future(work)
         self._coming = self._coming or asyncio.ensure_future(self._read())
         await asyncio.wait([working, self._coming], return_when=asyncio.FIRST_COMPLETED)
         if not working.done() and self._coming.exception() is None:
-            farewell = self._coming.result()
-            if (
-                isinstance(farewell, Farewell) and not farewell.again
-            ):  # nobody will ask for the result
-                return None
+            message = self._coming.result()
+            if isinstance(message, Farewell) and not message.again:
+                return None  # the result is not needed any more
         return await working
 
     def close(self) -> None:
-        """Nobody listens any more."""
-        if (
-            self._coming is not None
-            and not self._coming.cancel()
-            and not self._coming.cancelled()
-        ):
-            self._coming.exception()  # which nobody will ask for
+        """Stop reading."""
+        coming = self._coming
+        if coming is not None and not coming.cancel() and not coming.cancelled():
+            coming.exception()  # or asyncio would log that it was never retrieved
 
     async def _read(self) -> FromAggregator:
         while True:
@@ -325,20 +381,40 @@ class _Inbox:
                 return message
 
 
-def _answer(
-    worker: Worker, masked: NodeMasking, encoded: EncodedBroadcast
-) -> tuple[list[bytes], float]:
-    """The report, and how long it took to make; none to send now where it is to be masked."""
-    began = time.perf_counter()
-    request = encoded.request(worker.w_after(encoded.base_round))
-    answer = worker.answer(request)
-    if masked.on:
-        masked.hold(request.broadcast, answer)
-        return [], time.perf_counter() - began
-    messages = pack_report(
-        answer.report, answer.costs, worker.encode(answer.report), answer.tallies
-    )
-    return messages, time.perf_counter() - began
+class SuspensionWatch:
+    """Detects that this process was suspended, until it is closed.
+
+    A closed lid, a frozen gateway or a SIGSTOP suspends a process. Clocks do not show it:
+    all of them continue. So a timer fires once a second, and a delay of another second
+    means that nothing ran here. A resumed process may have unread messages, and should read
+    before it writes.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._late_at = float("-inf")
+        self._due = self._loop.time()
+        self._timer = self._loop.call_soon(self._tick)
+
+    @property
+    def just_resumed(self) -> bool:
+        """Whether this process was suspended until less than a second ago."""
+        self._update()
+        return self._loop.time() - self._late_at < _TICK
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._update()
+        self._due = self._loop.time() + _TICK
+        self._timer = self._loop.call_at(self._due, self._tick)
+
+    def _update(self) -> None:
+        now = self._loop.time()
+        if now - self._due > _TICK:
+            self._due = now
+            self._late_at = now
 
 
 async def _send(call: Any, messages: list[bytes]) -> None:
@@ -346,30 +422,19 @@ async def _send(call: Any, messages: list[bytes]) -> None:
         try:
             await call.write(message)
         except _ENDED:
-            return  # the call has ended while we were at work; reading on tells why
-
-
-async def _refuse(call: Any, error: UserError) -> NoReturn:
-    """Says why, and takes part no more."""
-    await _send(call, pack_refusal(error.spelled(flag)))
-    with suppress(*_ENDED):
-        await call.done_writing()
-        await call.code()  # when it was heard
-    raise RefusedByAggregator(error.spelled(flag)) from None
+            return  # the call has ended meanwhile; the next read raises the reason
 
 
 async def _hold(seconds: float) -> None:
-    if seconds > 0:  # a sleep of none would still let others go first
+    if seconds > 0:  # `sleep(0)` would still let other tasks run first
         await asyncio.sleep(seconds)
 
 
 def _channel(address: str, credentials: Any) -> Any:
     options = [
         *CHANNEL_OPTIONS,
-        (
-            "grpc.use_local_subchannel_pool",
-            1,
-        ),  # nodes of one process have a connection each
+        # Each node of one process has its own connection.
+        ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
     ]
@@ -378,35 +443,13 @@ def _channel(address: str, credentials: Any) -> Any:
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def _in_words(error: Any) -> str:
-    """What gRPC says of a connection that was lost, as a person would."""
+def _meaning(error: Any) -> str:
+    """Describe gRPC's error of a lost connection in plain words."""
     code = error.code()
     details = (error.details() or "").splitlines()
     if code is grpc.StatusCode.UNAVAILABLE:
-        for sign, words in _WORDS.items():
+        for sign, meaning in _MEANINGS.items():
             if sign in " ".join(details):
-                return words
+                return meaning
         return "it cannot be reached"
     return printable(details[0], 200) if details else code.name.lower().replace("_", " ")
-
-
-_LOST = "the connection was lost"
-_HUNG_UP = {
-    "plain text": "it hung up without a word; if it listens with TLS, the certificate of its CA is needed, --ca",
-    "TLS": "it hung up without a word; if it asks for certificates of nodes, one is needed, --cert and --key",
-}
-"""Before we were let in, by how we speak."""
-
-_WORDS = {
-    "Connection refused": "nobody listens there",
-    "Connection reset": _LOST,
-    "Socket closed": _LOST,
-    "DNS resolution failed": "its name is not known",
-    "SSL_ERROR": "it does not speak TLS, or its certificate is not one that is trusted here",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not one that is trusted here",
-    "Network is unreachable": "there is no network to it",
-    "No route to host": "there is no network to it",
-    "keepalive": "nothing was heard of it",
-    "Timeout": "it does not answer",
-}
-"""What gRPC says of a connection, and what that means."""

@@ -1,12 +1,15 @@
-"""Nodes that are connected, and what is sent to them. All in the event loop's thread, unless it says otherwise.
+"""Connected nodes, the messages sent to them, and a bound on the memory of incoming
+reports.
 
-Messages are sent in tasks of their own, one message after the other to each peer, so that a slow one holds nobody up.
+Each peer's messages are written by tasks, one message after the other, so that a slow peer
+delays no other.
 
-Room for reports that are being received: a bound on the memory that they take, whoever sends and whenever.
+A report that arrives in parts is read further only when `Capacity` has space for all of it.
+Until then the stream's flow control stops its node from sending. Nodes with low numbers go
+first, so that delayed reports arrive in the order of summation (protocol/sums.py).
 
-A report that comes in parts is read on only when there is room for the whole of it. Until then it stays where it is:
-the stream's flow control keeps its node from sending. Nodes of low numbers go first, so that reports that had to wait
-come in the order in which they are added up (protocol/tree.py).
+Threads: everything runs in the event loop's thread. Only `Peers.get` and `in` may be used
+from any thread.
 """
 
 import asyncio
@@ -23,37 +26,37 @@ import grpc
 from fedbudget.engines.grpc.admission import AuditLog
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.messages import NodeReader
-from fedbudget.engines.grpc.stream import LET_IN
+from fedbudget.engines.grpc.stream import ADMITTED
 from fedbudget.engines.remote.members import OWN, Counters
 from fedbudget.engines.remote.messages import Hello
 from fedbudget.resources.resource import NodeCosts
 
+LOG = logging.getLogger("fedbudget.network")
+
 FRAME = 5
 """Bytes that gRPC puts before a message."""
-
-LOG = logging.getLogger("fedbudget.api")
-
 REVOKED = "its token was revoked"
-"""Why one is dropped whose token is not right any more."""
+"""Fault of a peer whose token is no longer valid."""
 
+_CAPACITY = 2**28  # bytes
 _GONE = (grpc.aio.BaseError, grpc.RpcError, asyncio.InvalidStateError)
 
 
 @dataclass(eq=False)
 class Peer:
-    """A node that is connected.
+    """A connected node.
 
     Args:
-      hello: what it said first.
+      hello: its first message.
       context: of its stream.
       handler: the task that reads its stream.
-      welcomed: it was told what is trained.
-      trial: what a trial round has cost there, once it is ready.
-      asked: the round that it owes a report of; 0 for none.
-      asked_at: when, or when it was welcomed, by the event loop's clock.
-      fault: why it is dropped, once it is.
-      released: its stream is closed from our side, in order.
-      token: by which it was let in.
+      welcomed: it was sent the task.
+      trial: costs of its trial round, once it is ready.
+      asked: round for which its report is due; 0 for none.
+      asked_at: time of that request, or of the welcome, by the event loop's clock.
+      fault: reason for dropping it.
+      released: the aggregator has closed its stream in order.
+      token: with which it was admitted.
     """
 
     name: str
@@ -72,22 +75,22 @@ class Peer:
 
     @property
     def idle(self) -> bool:
-        """It is ready, and owes nothing."""
+        """Whether it is ready and no report is due."""
         return self.trial is not None and not self.asked
 
     @property
     def state(self) -> str:
-        """In words."""
+        """Short text for the user."""
         if self.trial is None:
             return "preparing"
         return "idle" if self.idle else "at work"
 
 
 class Peers:
-    """All that are connected, by their names.
+    """All connected nodes, by name.
 
     Args:
-      left: called when one has gone.
+      left: called when a peer has left.
     """
 
     def __init__(self, thread: LoopThread, left: Callable[[Peer], None]) -> None:
@@ -98,7 +101,7 @@ class Peers:
         self._peers: dict[str, Peer] = {}
 
     def __contains__(self, name: object) -> bool:
-        """Whether someone is connected, as the aggregator's own node always is; from any thread."""
+        """Whether a node is connected (the aggregator's own always is); from any thread."""
         return name == OWN or name in self._peers
 
     def __iter__(self) -> Iterator[Peer]:
@@ -108,14 +111,14 @@ class Peers:
         return len(self._peers)
 
     def get(self, name: str) -> Peer | None:
-        """From any thread."""
+        """Return a peer by name; from any thread."""
         return self._peers.get(name)
 
     def add(self, peer: Peer) -> None:
         self._peers[peer.name] = peer
 
     def remove(self, peer: Peer) -> None:
-        """Its connection has ended."""
+        """Remove a peer whose connection has ended."""
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
             if peer.fault is None:
@@ -126,26 +129,25 @@ class Peers:
         self._thread.spawn(self._write(peer, messages))
 
     async def confirm(self, peer: Peer) -> None:
-        """Lets one know that it is connected, however long it then waits for others."""
+        """Confirm the connection; a peer may wait long for its first message."""
         with suppress(*_GONE):
             async with peer.write_lock:
-                await peer.context.send_initial_metadata(((LET_IN, "yes"),))
+                await peer.context.send_initial_metadata(((ADMITTED, "yes"),))
 
     def drop(self, peer: Peer, fault: str) -> None:
-        """Ends the connection of one that has broken the rules."""
+        """End the connection of a peer that has broken the rules."""
         peer.fault = fault
         self.remove(peer)
         if peer.handler is not None:
             peer.handler.cancel()
 
     def dismiss(self, peer: Peer, reason: str) -> None:
-        """Ends a connection that has done no wrong."""
+        """End a connection without a fault."""
 
         async def end() -> None:
             with suppress(*_GONE):
-                await peer.context.abort(
-                    grpc.StatusCode.ABORTED, reason
-                )  # a handler that is cancelled says nothing
+                # A cancelled handler sends no reason.
+                await peer.context.abort(grpc.StatusCode.ABORTED, reason)
             if peer.handler is not None:
                 peer.handler.cancel()
 
@@ -153,16 +155,15 @@ class Peers:
         self._thread.spawn(end())
 
     def release(self, peer: Peer) -> None:
-        """Closes the stream of one that was told all there is to tell."""
+        """Close the stream of a peer after its last message."""
         peer.released = True
         if peer.handler is not None:
             peer.handler.cancel()
 
     async def _write(self, peer: Peer, messages: list[bytes]) -> None:
         try:
-            async with (
-                peer.write_lock
-            ):  # a farewell may come while a broadcast is being sent
+            # A farewell may be sent during a broadcast.
+            async with peer.write_lock:
                 for message in messages:
                     await peer.context.write(message)
                     self.counters.sent += len(message) + FRAME
@@ -170,28 +171,27 @@ class Peers:
             self.remove(peer)
 
 
-ROOM = 2**28
-"""Bytes."""
-
-
-class Room:
-    """In the event loop's thread.
+class Capacity:
+    """Memory for reports that are being received.
 
     Args:
       size: in bytes.
     """
 
-    def __init__(self, size: int = ROOM) -> None:
-        self._size = self._free = size
+    def __init__(self, size: int = _CAPACITY) -> None:
+        self._size = size
+        self._free = size
         self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
         self._count = itertools.count()
 
     @asynccontextmanager
     async def take(self, size: int, order: int) -> AsyncIterator[None]:
-        """Waits until there is room, and has it until the end; what is larger than all of it has it alone.
+        """Wait for free memory, and reserve it inside the context.
+
+        A request larger than the capacity is admitted alone.
 
         Args:
-          order: who goes first of those that wait, the lowest.
+          order: the waiting request with the lowest order is admitted first.
         """
         size = min(size, self._size)
         admitted = asyncio.get_running_loop().create_future()
@@ -201,9 +201,8 @@ class Room:
             await admitted
             yield
         finally:
-            if admitted.cancelled():
-                size = 0  # it left before there was room
-            self._free += size
+            if not admitted.cancelled():
+                self._free += size
             self._admit()
 
     def _admit(self) -> None:

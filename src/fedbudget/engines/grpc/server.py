@@ -1,8 +1,12 @@
 """The aggregator's end of all connections.
 
-A thread with an event loop of its own serves the nodes; the aggregator's thread asks it to begin a round and to finish
-one. Nothing polls: a broadcast leaves as soon as a round begins, and a round is finished by the last report to arrive.
-What passes with one peer is in service.py, what makes a round in rounds.py.
+service.py has the conversation with one peer, rounds.py the rounds.
+
+Threads: a thread with its own event loop (the server's thread) serves the nodes. The
+aggregator's thread asks it to begin a round and to finish one. Public methods are for the
+aggregator's thread unless they are documented for any thread; methods under "In the
+server's thread" run only there. Nothing polls: a broadcast leaves as soon as a round
+begins, and the last report to arrive completes the round.
 """
 
 import asyncio
@@ -39,58 +43,43 @@ from fedbudget.resources.resource import NodeCosts
 if TYPE_CHECKING:
     from fedbudget.engines.grpc.masked_rounds import MaskingTerms
 
-
-_FAREWELL_PATIENCE = 5.0  # seconds for nodes to hear that it is over
+_FAREWELL_PATIENCE = 5.0  # seconds for nodes to close their streams after a farewell
+_TOKEN_INTERVAL = 1.0  # seconds between two checks for revoked tokens
+_OWN_DESCRIPTORS = 64  # reserved for files and threads
 
 _OPTIONS = [
     *CHANNEL_OPTIONS,
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.max_metadata_size", 8192),
-    # A connection on which nobody has asked for anything is closed: it takes a descriptor, and no credentials.
+    # An idle connection is closed: it takes a descriptor and needs no credentials.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 30_000),
-    ("grpc.max_concurrent_streams", 4),  # of a connection: a node needs one
-    (
-        "grpc.http2.bdp_probe",
-        0,
-    ),  # or a stream that is not read would be sent on into a buffer, as large as the line
+    ("grpc.max_concurrent_streams", 4),  # of a connection; a node needs one
+    # With probing, an unread stream would fill a buffer as large as the line's capacity.
+    ("grpc.http2.bdp_probe", 0),
 ]
 
 
-_TOKENS_EVERY = 1.0  # seconds until a token that was revoked is known to be
-_OWN_DESCRIPTORS = 64  # that connections leave for files and threads
-
-
-def _most_connections(nodes: int) -> int:
-    """How many there may be: for all nodes, as far as this process may have descriptors."""
-    try:
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    except ImportError:  # as on Windows
-        return nodes + 100
-    return max(16, min(nodes + 100, limit - _OWN_DESCRIPTORS)) if limit > 0 else nodes + 100
-
-
 class AggregatorServer:
-    """Serves nodes in a thread of its own; its methods are for the aggregator's thread.
+    """Serves nodes in its own thread.
 
     Args:
       address: HOST:PORT to listen on; port 0 for any.
-      run: the run's name.
-      tokens: who may come in; of a file, as long as its line is there.
-      allowed: names of nodes that may; None for all.
-      limits: of what one peer may bring.
+      run: name of the run.
+      tokens: valid tokens; those of a file only while their lines exist.
+      allowed: names of nodes that may join; None for all.
+      limits: for each peer.
       credentials: for TLS; None for plain text.
-      compressor: how vectors are sent.
-      most: the most nodes to let in.
-      model: what will be trained, as of a task; nodes that have another are refused from the first.
-      classes: all that there may be; nodes that have others are refused from the first.
-      max_share: the largest share of the average that one node may have, where they are three or more; see `Members`.
-      masking: how sums are masked, so that no report can be read by itself; None where they are not.
-      changed: called when nodes come, are ready, or go, with how many are connected and how many of these are ready;
-        in the server's thread.
+      compressor: of broadcast vectors.
+      most: largest number of nodes.
+      model: the task's model; nodes with another one are refused from the start.
+      classes: all allowed classes; nodes with others are refused from the start.
+      max_share: largest share of one node in the average, with three or more nodes; see
+        `Members`.
+      masking: terms of secure aggregation; None for plain reports.
+      changed: called in the server's thread when nodes join, are ready or leave, with the
+        numbers of connected and of ready nodes.
     """
 
     def __init__(
@@ -120,7 +109,7 @@ class AggregatorServer:
         self._max_share = max_share
         self._on_change = changed
         self._server: Any = None
-        self._began = threading.Event()  # the broadcast is on its way
+        self._began = threading.Event()  # the broadcast is being sent
         self._thread = LoopThread("fedbudget-server")
         self._peers = Peers(self._thread, self._left)
         self.counters = self._peers.counters
@@ -142,9 +131,8 @@ class AggregatorServer:
     ) -> Rounds:
         if masking is None:
             return Rounds(self._thread, self._peers, compressor)
-        from fedbudget.engines.grpc.masked_rounds import (
-            MaskedRounds,  # which needs a library that others do not
-        )
+        # Needs the optional package cryptography.
+        from fedbudget.engines.grpc.masked_rounds import MaskedRounds
 
         return MaskedRounds(self._thread, self._peers, compressor, self.run, masking)
 
@@ -153,7 +141,7 @@ class AggregatorServer:
         return self._rounds.members
 
     def open(self) -> int:
-        """Begins to listen; gives the port."""
+        """Start to listen; returns the port."""
         self._thread.start()
         try:
             self.port = self._thread.run(self._listen())
@@ -163,19 +151,19 @@ class AggregatorServer:
         return self.port
 
     def descriptions(self) -> dict[str, SamplesDescription]:
-        """What the samples of all that are connected are like, by name in the order of numbers to come."""
+        """Descriptions of connected nodes' samples by name, in order of node numbers."""
         peers = self._thread.read(
             lambda: {peer.name: peer.hello.samples for peer in self._peers}
         )
-        own = (
-            {}
-            if self._rounds.own is None
-            else {OWN: self._rounds.own.worker.node_data.samples()}
-        )
-        return own | dict(sorted(peers.items(), key=lambda item: name_order(item[0])))
+        descriptions = {}
+        if self._rounds.own is not None:
+            descriptions[OWN] = self._rounds.own.worker.node_data.samples()
+        for name in sorted(peers, key=name_order):
+            descriptions[name] = peers[name]
+        return descriptions
 
     def refuse(self, name: str, reason: str) -> None:
-        """Lets one go whose data do not fit."""
+        """Drop a node whose data do not fit."""
 
         def refuse() -> None:
             peer = self._peers.get(name)
@@ -185,7 +173,7 @@ class AggregatorServer:
         self._thread.read(refuse)
 
     def refuse_all(self, reason: str) -> None:
-        """Lets all go, because there will be no run with them: for nodes it has failed too."""
+        """Drop all nodes, because the run cannot begin: it fails for the nodes too."""
 
         def refuse() -> None:
             for peer in self._peers:
@@ -194,15 +182,19 @@ class AggregatorServer:
         self._thread.read(refuse)
 
     def open_audit(self, folder: Path) -> None:
-        """Who comes and goes is written to a file there, from now on and what was so far."""
+        """Write the audit log to this folder, including earlier events."""
         self._thread.post(self._peers.audit.open, folder)
 
     def add_own_node(self, worker: Worker) -> None:
-        """Makes the aggregator a node too."""
+        """Make the aggregator a node too."""
         self._rounds.own = OwnNode(worker)
 
     def pay_before_opening(self, pay: Callable[[int, float], None]) -> None:
-        """Where sums are masked, calls this with a private round's number and ρ before nodes are asked to open it."""
+        """Set the callback that writes the payment of a private round.
+
+        Under secure aggregation, it is called with the round's number and ρ before nodes
+        are asked to open the round.
+        """
         self._rounds.pay = pay
 
     def wait_for(
@@ -213,45 +205,51 @@ class AggregatorServer:
         ready: bool = False,
         other_than: Collection[str] = (),
     ) -> bool:
-        """Waits until so many nodes are connected, or ready; False when it was interrupted.
+        """Wait for a number of nodes.
 
         Args:
-          other_than: names, where it is waited until not just these are connected.
+          nodes: that are connected, or ready.
+          interrupted: whether to stop waiting.
+          ready: count only nodes that are ready.
+          other_than: if given, the set of connected names must differ from it.
+
+        Returns:
+          False if it was interrupted.
         """
 
         def enough() -> bool:
-            others = not other_than or set(other_than) != {
-                peer.name for peer in self._peers
-            }
-            return others and self._rounds.count(ready=ready) >= nodes
+            if other_than and set(other_than) == {peer.name for peer in self._peers}:
+                return False
+            return self._rounds.count(ready=ready) >= nodes
 
         self._thread.run(self._thread.until(lambda: interrupted() or enough()))
         return not interrupted()
 
     def start(self, task: Task, members: Mapping[str, Member] | None = None) -> None:
-        """Welcomes all that are connected to a task; those that come later are welcomed when they come.
+        """Send the task to all connected nodes, and later to each node that joins.
 
         Args:
-          members: of a run that goes on.
+          members: of a resumed run.
         """
         self._encoded_task = encodings.describe(task).SerializeToString().hex()
         self._thread.run(self._start(task, Members(members, share=self._max_share)))
 
     def trials(self) -> list[NodeCosts]:
-        """What a trial round has cost at each that is ready."""
+        """Costs of the trial round of each ready node."""
         trials = self._thread.read(lambda: [peer.trial for peer in self._peers])
         own = None if self._rounds.own is None else self._rounds.own.trial
         return [trial for trial in (own, *trials) if trial is not None]
 
     def lost(self, coming: int) -> list[int]:
-        """Numbers of nodes whose knowledge of drift is lost, as of the round to come; each is given once."""
-        # Looked at from here first: every round asks, few have any, and waiting for the server's thread takes time.
+        """Numbers of nodes whose drift state is lost before round `coming`, each once."""
+        # Checked in this thread first: most rounds have none, and a call to the server's
+        # thread takes time.
         if not self.members.any_lost(coming, self._peers):
             return []
         return self._thread.read(lambda: self.members.take_lost(coming, self._peers))
 
     def node_statuses(self) -> list[NodeStatus]:
-        """How all members are doing, in the order of their numbers; from any thread, also after the end."""
+        """Status of all members, by node number; from any thread, also after the end."""
         now = time.time()
         return [
             member.status(name, self._state(name), now)
@@ -259,7 +257,7 @@ class AggregatorServer:
         ]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold, for a server that goes on."""
+        """State for a checkpoint."""
         members = {name: member.saved() for name, member in self.members.snapshot().items()}
         return {"run": self.run, "task": self._encoded_task, "members": members}
 
@@ -273,33 +271,34 @@ class AggregatorServer:
         needs_reports: bool = True,
         resting: Collection[int] = (),
     ) -> None:
-        """Sends a broadcast to all that are idle, as `RemoteNodes` says."""
-        options: Any = {
-            "timeout": timeout,
-            "left": left,
-            "needs_reports": needs_reports,
-            "resting": resting,
-        }
+        """Send a broadcast to all idle nodes; see `RemoteNodes.begin`."""
 
         def begin() -> None:
             self._peers.audit.under_way = True
-            self._rounds.begin(broadcast, least=least, **options)
-            self._thread.loop.call_soon(
-                self._began.set
-            )  # after the first part of what is asked was written
+            self._rounds.begin(
+                broadcast,
+                least=least,
+                timeout=timeout,
+                left=left,
+                needs_reports=needs_reports,
+                resting=resting,
+            )
+            # Runs after the first part of each broadcast was written.
+            self._thread.loop.call_soon(self._began.set)
 
         self._began.clear()
         self._thread.post(begin)
-        self._began.wait()  # so that what this thread does next does not keep the server's from sending
+        # This thread's next work must not keep the server's thread from sending.
+        self._began.wait()
 
     def finish(self) -> CollectedRound:
-        """Waits until the round is over."""
+        """Wait until the round is over."""
         finished: concurrent.futures.Future[CollectedRound] = concurrent.futures.Future()
         self._rounds.finish(finished)
         return finished.result()
 
     def wake(self) -> None:
-        """Ends what is being waited for; from any thread, or a signal's handler."""
+        """Stop waiting; from any thread or signal handler."""
 
         def stop() -> None:
             self._rounds.stop()
@@ -308,11 +307,11 @@ class AggregatorServer:
         self._thread.post(stop)
 
     def check_waiting(self) -> None:
-        """Looks again whether what is waited for has come; from any thread."""
+        """Check the conditions of waiting threads again; from any thread."""
         self._thread.post(self._changed)
 
     def close(self, farewell: Farewell) -> None:
-        """Says farewell to all nodes, and stops."""
+        """Send a farewell to all nodes, and stop."""
         if not self._thread.running:
             return
         try:
@@ -344,20 +343,20 @@ class AggregatorServer:
                 port = self._server.add_secure_port(self._address, self._credentials)
         except RuntimeError:
             raise UserError(
-                f"{self._address} cannot be listened on: is something else there?"
+                f"cannot listen on {self._address}: another program may be using it"
             ) from None
         await self._server.start()
         self._watching = self._thread.loop.create_task(self._watch_tokens())
         return int(port)
 
     async def _watch_tokens(self) -> None:
-        """Drops nodes whose tokens are not right any more."""
+        """Drop nodes whose tokens were revoked."""
         while True:
-            await asyncio.sleep(_TOKENS_EVERY)
+            await asyncio.sleep(_TOKEN_INTERVAL)
             try:
                 changed = self._admission.reload()
             except UserError as error:
-                LOG.warning("%s; those that were right stay so", error)
+                LOG.warning("%s; the previous tokens stay valid", error)
                 continue
             for peer in self._peers if changed else ():
                 if not self._admission.tokens.allows(peer.name, peer.token):
@@ -372,11 +371,11 @@ class AggregatorServer:
             await own.start(Welcome(self.run, task, tuple(member.numbers.tolist())))
             member.forget()
         for peer in sorted(self._peers, key=lambda peer: name_order(peer.name)):
-            if peer.welcomed:  # as one is that came while our own node made its trial
+            if peer.welcomed:  # it joined during our own node's trial round
                 continue
             try:
                 task.admit(peer.hello.samples)
-            except PeerError as error:  # it came after the others had agreed
+            except PeerError as error:  # it joined after the others had agreed
                 self._peers.drop(peer, f"{peer.name}'s data do not fit: {error}")
             else:
                 self._service.welcome(peer)
@@ -385,8 +384,8 @@ class AggregatorServer:
         self._peers.audit.under_way = False
         for peer in self._peers:
             self._peers.send(peer, pack_farewell(farewell))
-        # Nodes close the stream on a farewell, in the middle of a round too. To one that does not we close it in order,
-        # so that the farewell is the last that it hears, whenever it listens again.
+        # Nodes close their streams on a farewell, even during a round. The other streams
+        # are closed in order, so that the farewell is the last message their nodes read.
         await self._thread.until(lambda: not len(self._peers), _FAREWELL_PATIENCE)
         for peer in self._peers:
             self._peers.release(peer)
@@ -398,21 +397,30 @@ class AggregatorServer:
     def _left(self, peer: Peer) -> None:
         self._rounds.withdraw(peer)
         if self._peers.audit.under_way:
-            self._rounds.tell_too_few()
+            self._rounds.warn_too_few()
         self._changed()
 
     def _changed(self) -> None:
-        """Nodes have come or gone, or are ready."""
+        """Handle that nodes have joined or left, or are ready."""
         self._on_change(self._rounds.count(), self._rounds.count(ready=True))
         self._rounds.check()
         self._thread.notify()
 
     def _state(self, name: str) -> str:
         if name == OWN:
-            return (
-                "at work"
-                if self._rounds.own is not None and self._rounds.own.busy
-                else "idle"
-            )
+            own = self._rounds.own
+            return "at work" if own is not None and own.busy else "idle"
         peer = self._peers.get(name)
         return "away" if peer is None else peer.state
+
+
+def _most_connections(nodes: int) -> int:
+    """Limit of connections: some more than nodes, as far as file descriptors allow."""
+    most = nodes + 100
+    try:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except ImportError:  # on Windows
+        return most
+    return max(16, min(most, limit - _OWN_DESCRIPTORS)) if limit > 0 else most

@@ -1,15 +1,21 @@
-"""Messages on a stream between aggregator and node: what they are called, and how vectors are sent in parts.
+"""Encoding of messages on a stream between aggregator and node.
 
-There is no I/O here: whoever sends gets byte strings, one for each message; whoever receives adds byte strings until
-there is a whole. What breaks the rules raises `PeerError` with a reason. No more is ever held than is expected: an
-announcement of any other size is refused before the first byte of it is kept.
+There is no I/O here. The sender obtains byte strings, one for each message. The receiver
+adds byte strings until a message is complete. A broken rule raises `PeerError` with a
+reason. The receiver never holds more than it expects: an announcement of another size is
+refused before its first byte is stored.
 
-A dataclass as values one after the other, without names, and back: what both sides know is not sent in every round.
+Vectors are sent in parts of at most 256 KiB (`VectorBytes`, `first_part`, `more_parts`).
 
-    Broadcast(round=5, w=array, tau=3, drift=Drift(True, 0.5), ...)  <->  [5, "w", 3, [True, 0.5], ...], {"w": array}
+`MessageLayout` sends a dataclass as a list of values without field names:
 
-The annotations of the fields say what may be there, and msgspec checks it while it reads: a new field needs no change
-here. In the place of an array is its name, which is the path of its field.
+    Broadcast(round=5, w=array, tau=3, drift=Drift(True, 0.5), ...)
+    <->  [5, "w", 3, [True, 0.5], ...], {"w": array}
+
+msgspec checks the values against the annotations of the fields, so a new field needs no
+change here. An array is replaced by its name, the path of its field.
+
+Threads: no shared state; each reader and writer belongs to one stream.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -30,33 +36,37 @@ from fedbudget.protocol.messages import PeerError
 METHOD = "/fedbudget.Aggregator/Converse"
 NAME = "fedbudget-node"
 TOKEN = "fedbudget-token"
-"""Keys of what a node says before the first message."""
-LET_IN = "fedbudget-let-in"
-"""What the aggregator says before its first message to one that has a place."""
+"""Metadata keys that a node sends before its first message."""
+ADMITTED = "fedbudget-let-in"
+"""Metadata key that the aggregator sends to an admitted node before its first message."""
 
 PART = 2**18
-"""Bytes of vectors in one message of a stream, at most: of every node one may wait in gRPC's buffers."""
+"""Most bytes of vectors in one message; gRPC may buffer one message for every node."""
 LONGEST = 2**20 + 2**18
-"""Bytes of one message of a stream, at most; a description may be as long."""
+"""Most bytes of one message; descriptions may be that long."""
 
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", LONGEST),
     ("grpc.max_send_message_length", LONGEST),
-    # A network that is away for less than 20 s breaks no connection: TCP sends again, and nothing is to be set up
-    # anew. What is away for longer is found out within 40 s, before TCP would wait for minutes between attempts.
+    # A network outage of less than 20 s breaks no connection: TCP sends again. A longer
+    # one is detected within 40 s, before TCP would wait for minutes between attempts.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
 
+Arrays = dict[str, NDArray[Any]]
+T = TypeVar("T")
+
 
 class VectorBytes:
-    """The bytes of vectors, as they come in, each vector in memory of its own: one may be needed longer than others.
+    """Collects the bytes of vectors. Each vector has its own memory and may outlive the
+    others.
 
     Args:
-      sizes: how many bytes each must have.
-      announced: how many the sender says that there are in all.
-      first: those in the first message.
-      field: the number of the field that has the others.
+      sizes: expected bytes of each vector.
+      announced: total that the sender announced.
+      first: bytes in the first message.
+      field: protobuf field number of the other parts.
     """
 
     def __init__(
@@ -65,7 +75,7 @@ class VectorBytes:
         self.expected = sum(sizes)
         if announced != self.expected:
             raise PeerError(
-                f"{announced} bytes of vectors announced where there should be {self.expected}"
+                f"{announced} bytes of vectors announced instead of {self.expected}"
             )
         self.vectors = [bytearray() for _ in sizes]
         self._sizes = sizes
@@ -74,15 +84,15 @@ class VectorBytes:
         self.add(first)
 
     def add(self, part: bytes) -> None:
-        """The next part, which is as long as it can be: so there are no more messages than needed."""
+        """Add the next part. It must have full length, so that there are few messages."""
         if len(part) != self._due:
             raise PeerError(
-                f"a part of vectors of {len(part)} bytes where there should be {self._due}"
+                f"a part of vectors of {len(part)} bytes instead of {self._due}"
             )
         self._write(memoryview(part))
 
     def add_message(self, data: bytes) -> bool:
-        """Adds the next part from a message as `more_parts` writes it; False of any other message."""
+        """Add the next part from a message of `more_parts`; False for any other message."""
         head = _head(self._field, self._due)
         if len(data) != len(head) + self._due or not data.startswith(head):
             return False
@@ -106,14 +116,14 @@ class VectorBytes:
 
 
 def first_part(vectors: bytes | memoryview) -> dict[str, Any]:
-    """What goes with the message itself: how many bytes there are, and as many of them as fit."""
+    """Fields of the first message: the total size, and the first part."""
     return {"size": len(vectors), "vectors": bytes(vectors[:PART])}
 
 
 def more_parts(field: int, vectors: bytes | memoryview) -> Iterator[bytes]:
-    """What does not fit in the first message: messages with nothing but a part of it.
+    """Messages with the remaining parts.
 
-    They are written and read by hand, as protobuf would, which copies every part twice.
+    They are written and read without protobuf, which would copy every part twice.
     """
     view = memoryview(vectors)
     for start in range(PART, len(vectors), PART):
@@ -121,31 +131,8 @@ def more_parts(field: int, vectors: bytes | memoryview) -> Iterator[bytes]:
         yield b"".join((_head(field, len(part)), part))
 
 
-def decode_vector(kind: Kind, data: bytearray, count: int, rows: int = 1) -> Float32:
-    """The vectors; raw ones are not copied, because nobody else uses these bytes."""
-    if kind == "none":
-        return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
-    return compression.decode(kind, memoryview(data), count, rows)
-
-
-def parse(message: pb.FromNode | pb.FromAggregator, data: bytes) -> str | None:
-    """Fills a message in; gives its kind."""
-    if len(data) > LONGEST:
-        raise PeerError(f"a message of {len(data)} bytes")
-    try:
-        message.ParseFromString(data)
-    except DecodeError:
-        raise PeerError("bytes that are no message") from None
-    kind: str | None = message.WhichOneof("kind")
-    return kind
-
-
-def quoted(kind: str | None) -> str:
-    return "an empty message" if kind is None else f"'{kind}'"
-
-
 def _head(field: int, length: int) -> bytes:
-    """What protobuf puts before so many bytes of a field of this number."""
+    """The bytes that protobuf puts before a field of this number and length."""
     head = bytearray([field << 3 | 2])
     while length > 127:
         head.append(length & 127 | 128)
@@ -154,56 +141,79 @@ def _head(field: int, length: int) -> bytes:
     return bytes(head)
 
 
-Arrays = dict[str, NDArray[Any]]
-T = TypeVar("T")
+def decode_vector(kind: Kind, data: bytearray, count: int, rows: int = 1) -> Float32:
+    """Decode vectors. Raw ones are not copied: `data` has no other user."""
+    if kind == "none":
+        return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+    return compression.decode(kind, memoryview(data), count, rows)
+
+
+def parse(message: pb.FromNode | pb.FromAggregator, data: bytes) -> str | None:
+    """Parse data into `message`; returns its kind."""
+    if len(data) > LONGEST:
+        raise PeerError(f"a message of {len(data)} bytes")
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        raise PeerError("bytes that are not a message") from None
+    kind: str | None = message.WhichOneof("kind")
+    return kind
+
+
+def quoted(kind: str | None) -> str:
+    return "an empty message" if kind is None else f"'{kind}'"
 
 
 class MessageLayout(Generic[T]):
-    """How a dataclass is sent.
+    """Layout of a dataclass on the wire.
 
     Args:
       kind: the class.
-      without: fields that are not sent, because both sides know them.
+      without: fields that are not sent, because both sides have them.
+      path: of the field that contains the dataclass, if it is nested.
     """
 
     def __init__(
         self, kind: type[T], without: Collection[str] = (), path: str = ""
     ) -> None:
         self._kind = kind
-        self._fields: list[
-            tuple[str, str, MessageLayout[Any] | None]
-        ] = []  # name, path of an array, layout of a dataclass
+        # name, path of an array, layout of a dataclass
+        self._fields: list[tuple[str, str, MessageLayout[Any] | None]] = []
         types = []
-        for name, hint in get_type_hints(kind).items():
-            if name in without or name not in {field.name for field in fields(kind)}:  # type: ignore[arg-type]
+        hints = get_type_hints(kind)
+        for name in [field.name for field in fields(kind)]:  # type: ignore[arg-type]
+            if name in without:
                 continue
-            inside = f"{path}.{name}" if path else name
+            field_path = f"{path}.{name}" if path else name
+            hint = hints[name]
             optional = type(None) in get_args(hint)
-            (one,) = (
-                [part for part in get_args(hint) if part is not type(None)]
-                if optional
-                else [hint]
-            )
-            layout = (
-                MessageLayout(one, path=inside)
-                if isinstance(one, type) and is_dataclass(one)
-                else None
-            )
-            is_array = get_origin(one) is np.ndarray
-            self._fields.append((name, inside if is_array else "", layout))
-            sent = str if is_array else one if layout is None else layout.type
-            types.append(sent | None if optional else sent)
+            if optional:
+                (hint,) = [part for part in get_args(hint) if part is not type(None)]
+            array_path = ""
+            layout = None
+            if get_origin(hint) is np.ndarray:
+                array_path = field_path
+                hint = str
+            elif isinstance(hint, type) and is_dataclass(hint):
+                layout = MessageLayout(hint, path=field_path)
+                hint = layout.type
+            self._fields.append((name, array_path, layout))
+            types.append(hint | None if optional else hint)
         self._index = {name: at for at, (name, *_) in enumerate(self._fields)}
         self.type: Any = tuple[tuple(types)]  # type: ignore[misc]
         self._decoder = msgspec.msgpack.Decoder(self.type)
 
     def encode(self, value: T) -> tuple[bytes, Arrays]:
-        """The values as MessagePack, and the arrays, in the order of the fields."""
+        """Return the values as MessagePack, and the arrays in the order of fields."""
         arrays: Arrays = {}
         return msgspec.msgpack.encode(self._values(value, arrays)), arrays
 
     def decode(self, data: bytes) -> tuple[tuple[Any, ...], list[str]]:
-        """The values, for `build`, and the names of the arrays that they need; refuses any others with `PeerError`."""
+        """Return the values for `build`, and the names of the arrays that it needs.
+
+        Raises:
+          PeerError: the data are invalid.
+        """
         names: list[str] = []
         try:
             values = self._decoder.decode(data)
@@ -213,10 +223,10 @@ class MessageLayout(Generic[T]):
         return values, names
 
     def build(self, values: tuple[Any, ...], arrays: Arrays, **known: Any) -> T:
-        """The dataclass again.
+        """Return the dataclass.
 
         Args:
-          known: the fields that were not sent.
+          known: fields that were not sent.
         """
         for (name, path, layout), value in zip(self._fields, values, strict=True):
             if value is not None and path:
@@ -230,7 +240,7 @@ class MessageLayout(Generic[T]):
             raise self._unreadable(error) from None
 
     def value(self, values: tuple[Any, ...], field: str) -> Any:
-        """One of the values that `decode` gave, by the name of its field."""
+        """Return one of the decoded values by its field name."""
         return values[self._index[field]]
 
     def _unreadable(self, error: Exception) -> PeerError:
@@ -241,7 +251,8 @@ class MessageLayout(Generic[T]):
         for name, path, layout in self._fields:
             part = getattr(value, name)
             if part is not None and path:
-                arrays[path], part = part, path
+                arrays[path] = part
+                part = path
             elif part is not None and layout is not None:
                 part = layout._values(part, arrays)
             values.append(part)

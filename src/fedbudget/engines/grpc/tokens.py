@@ -1,9 +1,13 @@
-"""Who may take part by what they know: names of nodes, and tokens from a file or from the environment.
+"""Names of nodes and their tokens, from a file or from the environment.
 
-Rules here:
-- A token is never shown: not in an error, not in a repr. What is wrong with a file of tokens is told by its line.
-- An aggregator keeps only digests of tokens, and compares these in constant time, for names it does not know too.
-- What may be a slip (an empty variable, a file that others can read) is an error at the start.
+Rules:
+- A token is never shown, in no error and no repr. Errors in a token file name the line.
+- An aggregator keeps only digests of tokens. It compares them in constant time, for unknown
+  names too.
+- A likely mistake (an empty variable, a file others can read) is an error at the start.
+- The aggregator reads its token file again during a run: a removed line revokes the token.
+
+Threads: functions without shared state. A `TokenFile` belongs to one thread.
 """
 
 import hashlib
@@ -27,7 +31,7 @@ _COMMENT = re.compile(r"(^|\s)#.*")
 
 
 def valid_name(name: str) -> bool:
-    """Whether a node may be called so: such a name is safe in a log, in a certificate and as the name of a file.
+    """Whether a node may have this name; it is then safe in logs and as a file name.
 
     >>> [valid_name(name) for name in ("edge-1", "", "../edge", "edge 1")]
     [True, False, False, False]
@@ -36,17 +40,18 @@ def valid_name(name: str) -> bool:
 
 
 def check_name(name: str) -> str:
+    """Return a valid name; raises `UserError` for an invalid one."""
     if not valid_name(name):
         raise UserError(
-            f"{name[:80]!r} cannot be the name of a node; use up to 64 of the letters a-z and A-Z, digits, dots, "
-            "dashes and underscores, and begin with a letter or digit"
+            f"{name[:80]!r} cannot be the name of a node; use up to 64 letters (a-z, A-Z), "
+            "digits, dots, dashes and underscores, beginning with a letter or digit"
         )
     return name
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a node must know to take part: one token shared by all, one for each name, or nothing.
+    """Valid tokens: one shared by all nodes, one for each name, or none.
 
     >>> Tokens().allows("edge-1", "anything")
     True
@@ -54,19 +59,20 @@ class Tokens:
 
     _shared: bytes | None = field(default=None, repr=False)
     _by_name: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    # What an unknown name is compared with: as much work as for a known one, and equal to nothing.
-    _nobody: bytes = field(
+    # Compared with tokens of unknown names: the same work, and equal to no digest.
+    _unknown: bytes = field(
         default_factory=lambda: secrets.token_bytes(32), repr=False, compare=False
     )
 
     @classmethod
     def load(cls, path: Path | None, *, may_be_empty: bool = False) -> "Tokens":
-        """From a file, or else from FEDBUDGET_TOKEN; without either, none is required.
+        """Load tokens from a file or from FEDBUDGET_TOKEN; without both, none is required.
 
-        The file has one token, or a line `NAME TOKEN` for each node; blank lines and what follows a # are ignored.
+        The file has one token, or a line `NAME TOKEN` for each node. Blank lines and
+        comments after # are ignored.
 
         Args:
-          may_be_empty: whether all tokens of the file may have been revoked; then nobody is let in.
+          may_be_empty: accept a file without tokens, which admits no node.
         """
         if path is None:
             token = _token_from_environment()
@@ -78,16 +84,17 @@ class Tokens:
             return cls(_shared=_digest(_only_token(path, lines)))
         by_name: dict[str, bytes] = {}
         for number, (name, token) in lines.items():
+            where = f"{path}, line {number}"
             if name is None:
                 raise UserError(
-                    f"{path}, line {number}: other lines are NAME TOKEN, this one has no name"
+                    f"{where}: other lines are NAME TOKEN, this one has no name"
                 )
             if name in by_name:
-                raise UserError(f"{path}, line {number}: this name has a token already")
-            # With a token in common, each of two nodes could take part under the other's name.
+                raise UserError(f"{where}: this name has a token already")
+            # With a common token, each of two nodes could join under the other's name.
             if _digest(token) in by_name.values():
                 raise UserError(
-                    f"{path}, line {number}: another node has the same token; give each its own"
+                    f"{where}: another node has the same token; tokens must be unique"
                 )
             by_name[name] = _digest(token)
         return cls(_by_name=by_name)
@@ -97,19 +104,19 @@ class Tokens:
         return self._shared is not None or bool(self._by_name)
 
     def allows(self, name: str, token: str) -> bool:
-        """Whether a node of this name that says this token may take part."""
-        expected = (
-            self._by_name.get(name, self._nobody) if self._shared is None else self._shared
-        )
+        """Whether a node with this name and token may join."""
+        expected = self._shared
+        if expected is None:
+            expected = self._by_name.get(name, self._unknown)
         equal = hmac.compare_digest(_digest(token), expected)
         return equal or not self.required
 
 
 class TokenFile:
-    """The tokens of a file, or of the environment, as they are now: a node whose line is gone may take part no more.
+    """The current tokens of a file or the environment.
 
     Args:
-      path: of the file; None for what the environment has.
+      path: of the file; None for the environment.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -118,7 +125,11 @@ class TokenFile:
         self._seen = self._stamp()
 
     def reload(self) -> bool:
-        """Whether there are others now; raises a `UserError` where they cannot be read, and then they stay."""
+        """Read the file again if it has changed; returns whether the tokens differ.
+
+        Raises:
+          UserError: the file cannot be read; the tokens stay as they are.
+        """
         stamp = self._stamp()
         if self._path is None or stamp == self._seen:
             return False
@@ -131,14 +142,25 @@ class TokenFile:
         if self._path is None:
             return None
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
+        return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def node_token(path: Path | None) -> str | None:
+    """A node's token from a file, or from FEDBUDGET_TOKEN; None without either."""
+    if path is None:
+        return _token_from_environment()
+    return _only_token(path, _read_tokens(path))
 
 
 def add_token(path: Path, name: str) -> str:
-    """Gives a node a token of its own, in a file that is made where there is none; and gives it."""
+    """Create a node's token and add it to a file, which is created if missing.
+
+    Returns:
+      The token.
+    """
     check_name(name)
     lines = _named_lines(path) if path.exists() else []
     if any(_name_of(line) == name for line in lines):
@@ -149,7 +171,7 @@ def add_token(path: Path, name: str) -> str:
 
 
 def revoke_token(path: Path, name: str) -> None:
-    """Takes a node's token from a file."""
+    """Remove a node's token from a file."""
     lines = _named_lines(path)
     kept = [line for line in lines if _name_of(line) != name]
     if len(kept) == len(lines):
@@ -158,18 +180,19 @@ def revoke_token(path: Path, name: str) -> None:
 
 
 def names_with_tokens(path: Path) -> list[str]:
-    """Whose tokens a file has."""
+    """Names of all nodes that have a token in a file."""
     return [name for line in _named_lines(path) if (name := _name_of(line)) is not None]
 
 
 def _named_lines(path: Path) -> list[str]:
-    text = _read_secret(path)
-    for number, line in enumerate(text.splitlines(), start=1):
+    lines = _read_secret(path).splitlines()
+    for number, line in enumerate(lines, start=1):
         if len(_COMMENT.sub("", line).split()) == 1:
             raise UserError(
-                f"{path}, line {number}: one token for all has no name, and cannot be told from others"
+                f"{path}, line {number}: a token without a name; "
+                "this command needs a line NAME TOKEN for each node"
             )
-    return text.splitlines()
+    return lines
 
 
 def _name_of(line: str) -> str | None:
@@ -178,7 +201,7 @@ def _name_of(line: str) -> str | None:
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:
-    mask = os.umask(0o077)  # from the first byte on, for nobody else to read
+    mask = os.umask(0o077)  # other users cannot read the file at any time
     try:
         durable_files.replace(path, "".join(f"{line}\n" for line in lines).encode())
     except OSError as error:
@@ -187,31 +210,23 @@ def _write_lines(path: Path, lines: list[str]) -> None:
         os.umask(mask)
 
 
-def node_token(path: Path | None) -> str | None:
-    """A node's own token, from a file with nothing else, or else from FEDBUDGET_TOKEN; None without either."""
-    return (
-        _token_from_environment() if path is None else _only_token(path, _read_tokens(path))
-    )
-
-
 def _digest(token: str) -> bytes:
-    # Of equal length for all tokens, so that a comparison does not tell the length either.
+    # All digests have the same length, so comparisons do not reveal a token's length.
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def _token_from_environment() -> str | None:
     token = os.environ.get(TOKEN_VARIABLE)
-    return (
-        None
-        if token is None
-        else _check_token(token.strip(), f"the variable {TOKEN_VARIABLE}")
-    )
+    if token is None:
+        return None
+    return _check_token(token.strip(), f"the variable {TOKEN_VARIABLE}")
 
 
 def _only_token(path: Path, lines: Mapping[int, tuple[str | None, str]]) -> str:
     if len(lines) > 1:
         raise UserError(
-            f"{path} has {len(lines)} lines with tokens; give one token, or a line NAME TOKEN for each node"
+            f"{path} has {len(lines)} lines with tokens; "
+            "use one token, or a line NAME TOKEN for each node"
         )
     ((number, (name, token)),) = lines.items()
     if name is not None:
@@ -224,7 +239,7 @@ def _only_token(path: Path, lines: Mapping[int, tuple[str | None, str]]) -> str:
 def _read_tokens(
     path: Path, *, may_be_empty: bool = False
 ) -> dict[int, tuple[str | None, str]]:
-    """Name, where there is one, and token of each line that has them."""
+    """Name (if any) and token by line number."""
     lines: dict[int, tuple[str | None, str]] = {}
     for number, line in enumerate(_read_secret(path).splitlines(), start=1):
         words = _COMMENT.sub("", line).split()
@@ -233,16 +248,14 @@ def _read_tokens(
             raise UserError(
                 f"{where}: expected TOKEN or NAME TOKEN, found {len(words)} words"
             )
-        # The name is not shown: where the two were swapped, it is the token.
+        # The name is not shown: if the two were swapped, it is the token.
         if len(words) == 2 and not valid_name(words[0]):
             raise UserError(
-                f"{where}: expected NAME TOKEN, and the first word cannot be the name of a node"
+                f"{where}: expected NAME TOKEN; the first word cannot be the name of a node"
             )
         if words:
-            lines[number] = (
-                words[0] if len(words) == 2 else None,
-                _check_token(words[-1], where),
-            )
+            name = words[0] if len(words) == 2 else None
+            lines[number] = name, _check_token(words[-1], where)
     if not lines and not may_be_empty:
         raise UserError(f"{path} has no token")
     return lines
@@ -251,8 +264,8 @@ def _read_tokens(
 def _check_token(token: str, where: str) -> str:
     if len(token) < _SHORTEST_TOKEN:
         raise UserError(
-            f"{where}: a token has at least {_SHORTEST_TOKEN} characters, not {len(token)}; "
-            "openssl rand -hex 32 makes a good one"
+            f"{where}: a token has at least {_SHORTEST_TOKEN} characters, not {len(token)};"
+            " openssl rand -hex 32 creates one"
         )
     if _TOKEN.fullmatch(token) is None:
         raise UserError(
@@ -264,7 +277,8 @@ def _check_token(token: str, where: str) -> str:
 def _read_secret(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            # Of the file that was opened, not of whatever has its name by now. Windows has no such modes.
+            # Mode of the opened file: the path may name another one by now. Windows has
+            # no such modes.
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if os.name == "posix" and mode & 0o077:
                 raise UserError(
