@@ -33,7 +33,7 @@ def test_tables_and_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert headings == ["time", "bytes", "loss", "accuracy"]
     assert row[:2] == ["30s", "1.5MB"]
     assert "loss 0.205: time 16" in out
-    assert "loss 0.1: cost unknown: by 25 times what was spent" in out
+    assert "loss 0.1: cost unknown: at 25 times the present spending" in out
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,8 +44,8 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_too_little_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(make_run(tmp_path / "run", 3, finished=False))
     out = printed(capsys, path, "--until", "accuracy=0.9")
-    assert "accuracy 0.9: cost unknown: 3 rounds are over, and 8 are needed" in out
-    assert "loss unknown: 3 rounds are over" in printed(capsys, path)
+    assert "accuracy 0.9: cost unknown: 3 rounds are complete; 8 are needed" in out
+    assert "loss unknown: 3 rounds are complete" in printed(capsys, path)
 
 
 def test_a_resource_that_the_run_does_not_have(

@@ -278,7 +278,7 @@ def test_the_forecast_is_of_the_end_and_then_of_half_as_much_again(tmp_path: Pat
     few = series.now(RunReader(make_run(tmp_path / "few", 3, finished=False)).read())[
         "forecast"
     ]
-    assert few["reason"] == "3 rounds are over, and 8 are needed"
+    assert few["reason"] == "3 rounds are complete; 8 are needed"
     assert (
         series.now(RunReader(make_run(tmp_path / "none", 0, finished=False)).read())[
             "forecast"

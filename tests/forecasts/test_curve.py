@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from fedbudget.arrays import Float64
 from fedbudget.forecasts.curve import (
+    _STUDENT,
+    LEVEL,
     Curve,
     Draws,
     forecast_interval,
@@ -132,6 +134,14 @@ def test_a_curve_that_changes_its_ways() -> None:
         assert ends is not None
         widths.append(np.log(ends[2, 0] / ends[0, 0]))
     assert widths[1] > 3 * widths[0]
+
+
+def test_student_quantiles() -> None:
+    """The table of Student's t agrees with draws of numpy."""
+    rng = np.random.default_rng(0)
+    for freedom, quantile in enumerate(_STUDENT, start=1):
+        draws = np.abs(rng.standard_t(freedom, 200_000))
+        assert np.mean(draws <= quantile) == pytest.approx(LEVEL, abs=0.004)
 
 
 def test_quantiles_by_hand() -> None:

@@ -59,21 +59,21 @@ def test_accuracy_rises() -> None:
 @pytest.mark.parametrize(
     ("records", "limits", "words"),
     [
-        ([], LIMITS, "0 rounds are over, and 8 are needed"),
-        (rounds(7), LIMITS, "7 rounds are over, and 8 are needed"),
-        (rounds(50, best_loss=0.5), LIMITS, "loss has not become better so far"),
-        (rounds(50, best_loss=float("nan")), LIMITS, "0 rounds are over"),
+        ([], LIMITS, "0 rounds are complete; 8 are needed"),
+        (rounds(7), LIMITS, "7 rounds are complete; 8 are needed"),
+        (rounds(50, best_loss=0.5), LIMITS, "loss has not improved so far"),
+        (rounds(50, best_loss=float("nan")), LIMITS, "0 rounds are complete"),
         (
             rounds(50, best_loss=float("nan"), private={"rho": 0.1}),
             LIMITS,
-            "a private run tells no loss",
+            "a private run publishes no loss",
         ),
         (
             rounds(10),
             LIMITS,
-            "that is 20 times what was spent, and these rounds can tell for 2.5 times at most",
+            "20 times the present spending; these rounds allow a forecast up to 2.5 times",
         ),
-        (rounds(20), {"time": 1.0, "bytes": 2e6}, "no more than that was spent already"),
+        (rounds(20), {"time": 1.0, "bytes": 2e6}, "this budget is already spent"),
     ],
 )
 def test_what_cannot_be_known(
@@ -89,9 +89,9 @@ def test_targets_that_cannot_be_reached() -> None:
     forecaster = Forecaster(rounds(100), LIMITS)
     beyond, passed = forecaster.cost("loss", 0.15), forecaster.cost("loss", 0.3)
     assert beyond.budget is None
-    assert "as far as these rounds can tell, loss is 0.2" in beyond.reason
+    assert "as far as these rounds allow a forecast, loss is 0.2" in beyond.reason
     assert passed.budget is None
-    assert "reached already" in passed.reason
+    assert "already reached" in passed.reason
 
 
 def test_a_second_fall_of_eta() -> None:
@@ -134,7 +134,7 @@ class TestRuns:
 
     def test_a_metric_that_has_no_curve(self, tmp_path: Path) -> None:
         with pytest.raises(
-            UserError, match="of speed no forecast can be made, but of loss and accuracy"
+            UserError, match="speed cannot be forecast; use loss or accuracy"
         ):
             forecast(make_run(tmp_path / "run", 20), until="speed=3")
 

@@ -1,1 +1,1 @@
-"""Where a run will end, and what more budget would buy; curve.py has the statistics."""
+"""Forecasts of a run: curve.py has the statistics, forecast.py applies them to records."""
