@@ -108,6 +108,17 @@ def test_what_was_paid_for_and_never_closed_is_told(tmp_path: Path) -> None:
     assert result.spent["privacy"] == pytest.approx(epsilon_of(told + 0.01, 1e-5), abs=1e-6)
 
 
+def test_a_round_is_paid_before_it_is_observed(tmp_path: Path) -> None:
+    paid: list[int] = []
+
+    def count(record: RoundRecord) -> None:
+        paid.append(len((tmp_path / "run" / PAID).read_text().splitlines()))
+
+    options = {**OF_NODES, "rounds": 3, "privacy_noise": "secret"}
+    train(**options, out=tmp_path / "run", callbacks=[count])
+    assert paid == [1, 2, 3]
+
+
 def test_a_resumed_run_does_not_get_its_epsilon_back(tmp_path: Path) -> None:
     """Its checkpoint may be of a round long before, and all that it had made known since is
     paid for.

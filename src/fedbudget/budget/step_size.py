@@ -29,7 +29,7 @@ node estimates its β anyway, so you need not set η. After each round `AutoStep
 - η falls towards 0 over the last third of the budget. The remaining loss is then mostly
   mini-batch noise, which shrinks with η. The fall follows the spent share of the resource
   nearest to its limit.
-- If the loss becomes much worse (protocol/aggregator.py defines when), the run returns to
+- If the loss becomes much worse (protocol/state.py defines when), the run returns to
   w^f with a quarter of η and half of κ.
 
 docs/research/step-size.md has measurements, and the variants that did not help.

@@ -87,7 +87,7 @@ class UpdateRule(Protocol):
 
 @runtime_checkable
 class MovingRule(UpdateRule, Protocol):
-    """An update rule with momentum, part of which nodes apply during their local updates.
+    """An update rule with momentum, which nodes partly apply in their local updates.
 
     Nodes start from a w that is extrapolated along its last step (messages.py,
     `momentum`). `next` receives the part of the mean that their gradients contributed. The
