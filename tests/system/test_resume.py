@@ -78,7 +78,7 @@ def killed_finish(server):
 def killed_save(checkpoint, folder):
     if any(RoundRecord.from_json(line).round == when for line in checkpoint.records):
         if phase == "reports of the next round there too":
-            while not begun(servers[0]) or servers[0]._rounds.pending.owing:
+            while not begun(servers[0]) or servers[0]._rounds.pending.awaited:
                 time.sleep(0.001)
             die()
     save(checkpoint, folder)

@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -185,6 +185,7 @@ async def run_node(
         await asyncio.sleep(wait)
 
 
+@dataclass(eq=False)
 class _Connection:
     """One connection, from hello to farewell.
 
@@ -193,22 +194,15 @@ class _Connection:
       on_report: called with a round's number and its report's bytes after sending.
     """
 
-    def __init__(
-        self,
-        call: Any,
-        worker: Worker,
-        masking: NodeMasking,
-        joined: Callable[[Task | None], None],
-        delay: float,
-        on_report: Callable[[int, int], None],
-    ) -> None:
-        self._call = call
-        self._worker = worker
-        self._masking = masking
-        self._joined = joined
-        self._delay = delay
-        self._on_report = on_report
-        self._inbox = _Inbox(call)
+    call: Any
+    worker: Worker
+    masking: NodeMasking
+    joined: Callable[[Task | None], None]
+    delay: float
+    on_report: Callable[[int, int], None]
+
+    def __post_init__(self) -> None:
+        self._inbox = _Inbox(self.call)
         self._watch = SuspensionWatch()
         self._step_seconds = math.inf  # of a local update
         self._sent_at = -math.inf  # of the last report
@@ -223,17 +217,17 @@ class _Connection:
         Args:
           instance: random identifier of this process.
         """
-        self._masking.connect()
-        await _send(self._call, pack_hello(self._worker.hello(instance)))
-        if ADMITTED in {key for key, _ in await self._call.initial_metadata()}:
-            self._joined(None)
+        self.masking.connect()
+        await _send(self.call, pack_hello(self.worker.hello(instance)))
+        if ADMITTED in {key for key, _ in await self.call.initial_metadata()}:
+            self.joined(None)
         while True:
             message = await self._inbox.next()
             if isinstance(message, Farewell):
                 with suppress(*_ENDED):
-                    await self._call.done_writing()
+                    await self.call.done_writing()
                 return message
-            await _hold(self._delay)
+            await _hold(self.delay)
             if isinstance(message, Welcome):
                 await self._start(message)
             elif isinstance(message, EncodedBroadcast):
@@ -246,36 +240,36 @@ class _Connection:
         """Prepare the task, and report that the node is ready."""
         try:
             costs = await self._inbox.listen_during(
-                asyncio.to_thread(self._worker.start, welcome)
+                asyncio.to_thread(self.worker.start, welcome)
             )
-            introduction = self._masking.introduce(welcome.run, self._worker)
+            introduction = self.masking.introduce(welcome.run, self.worker)
         except UserError as error:
             await self._refuse(error)
-        await _hold(self._delay)
+        await _hold(self.delay)
         if costs is not None:
-            await _send(self._call, [*introduction, *pack_ready(costs)])
-            self._joined(welcome.task)
+            await _send(self.call, [*introduction, *pack_ready(costs)])
+            self.joined(welcome.task)
 
     async def _mask(self, message: masking_messages.FromAggregator) -> None:
         """Answer a message of secure aggregation."""
         try:
             answers = await self._inbox.listen_during(
-                asyncio.to_thread(self._masking.answer, message)
+                asyncio.to_thread(self.masking.answer, message)
             )
         except UserError as error:
             await self._refuse(error)
         if not answers:
             return
-        await _hold(self._delay)
+        await _hold(self.delay)
         if isinstance(message, masking_messages.Relay):
-            await self._send_report(self._masking.round, answers)
+            await self._send_report(self.masking.round, answers)
         else:
-            await _send(self._call, answers)
+            await _send(self.call, answers)
 
     async def _round(self, encoded: EncodedBroadcast) -> None:
         """Make a round and send its report, unless a farewell arrives first."""
         quick = self._step_seconds * max(1, encoded.updates) < _QUICK
-        await _hold(self._sent_at + self._worker.limits.min_interval - time.monotonic())
+        await _hold(self._sent_at + self.worker.limits.min_interval - time.monotonic())
         try:
             if quick and not self._watch.just_resumed:
                 answer: tuple[list[bytes], float] | None = self._train(encoded)
@@ -296,18 +290,18 @@ class _Connection:
         messages, seconds = answer
         self._step_seconds = seconds / max(1, encoded.updates)
         if messages:  # otherwise it is sent once it can be masked
-            await _hold(self._delay)
+            await _hold(self.delay)
             await self._send_report(encoded.number, messages)
 
     def _train(self, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
         """Return the packed report and its duration; no messages if it is masked later."""
         began = time.perf_counter()
-        worker = self._worker
+        worker = self.worker
         request = encoded.request(worker.w_after(encoded.base_round))
         answer = worker.answer(request)
         messages: list[bytes] = []
-        if self._masking.on:
-            self._masking.hold(request.broadcast, answer)
+        if self.masking.on:
+            self.masking.hold(request.broadcast, answer)
         else:
             messages = pack_report(
                 answer.report, answer.costs, worker.encode(answer.report), answer.tallies
@@ -315,16 +309,16 @@ class _Connection:
         return messages, time.perf_counter() - began
 
     async def _send_report(self, number: int, messages: list[bytes]) -> None:
-        await _send(self._call, messages)
+        await _send(self.call, messages)
         self._sent_at = time.monotonic()
-        self._on_report(number, sum(map(len, messages)))
+        self.on_report(number, sum(map(len, messages)))
 
     async def _refuse(self, error: UserError) -> NoReturn:
         """Send the reason, and leave."""
-        await _send(self._call, pack_refusal(error.spelled(flag)))
+        await _send(self.call, pack_refusal(error.spelled(flag)))
         with suppress(*_ENDED):
-            await self._call.done_writing()
-            await self._call.code()  # waits until the aggregator has read it
+            await self.call.done_writing()
+            await self.call.code()  # waits until the aggregator has read it
         raise RefusedByAggregator(error.spelled(flag)) from None
 
 

@@ -1,7 +1,7 @@
 """The conversation with one peer, from its first message to its last.
 
 A node is connected (after its hello), then welcomed (it has the task), then ready, and from
-then on idle or asked. An asked node owes one report, and is not asked again before it
+then on idle or asked. An asked node has one report due, and is not asked again before it
 arrives. So at most one message waits for any node, and no node can send unrequested data. A
 node that breaks the rules is dropped with a reason; the others continue.
 

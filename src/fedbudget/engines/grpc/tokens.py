@@ -264,8 +264,8 @@ def _read_tokens(
 def _check_token(token: str, where: str) -> str:
     if len(token) < _SHORTEST_TOKEN:
         raise UserError(
-            f"{where}: a token has at least {_SHORTEST_TOKEN} characters, not {len(token)};"
-            " openssl rand -hex 32 creates one"
+            f"{where}: a token has at least {_SHORTEST_TOKEN} characters, not "
+            f"{len(token)}; openssl rand -hex 32 creates one"
         )
     if _TOKEN.fullmatch(token) is None:
         raise UserError(
