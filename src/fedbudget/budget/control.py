@@ -25,16 +25,16 @@ class Reason(StrEnum):
 
     START = "start"  # no estimates yet
     MINIMUM = "minimum of G"
-    BALANCE = "cost of an aggregation"  # balances cheap rounds against useful updates
-    LENGTH = "limit of a round"  # longer rounds would pay, but several must fit
+    BALANCE = "aggregation cost"  # balances cheap rounds against useful updates
+    LENGTH = "round limit"  # longer rounds would pay, but several must fit
     SEARCH_LIMIT = "search limit"  # G still falls at the end of the search range
     BUDGET = "budget"  # the largest τ that fits into the rest of the budget
-    SPREAD = "rounds that are left"  # longer, to spread the rest over the last rounds
+    SPREAD = "remaining rounds"  # longer, to spread the rest over the last rounds
     REST = "rest of the budget"  # longer, because no further round would fit
     FIXED = "fixed"
     RECOVERY = "recovery"  # the last round failed and the run returned to w^f
-    PRIVACY = "plan of privacy"  # the longest rounds for which time suffices
-    LENGTHS = "lengths of updates"  # first round of a private run: measures norms
+    PRIVACY = "privacy plan"  # the longest rounds for which time suffices
+    LENGTHS = "update norms"  # first round of a private run: measures norms
     FINAL = "final loss"  # no updates, only the loss of the last w
 
 
