@@ -1,19 +1,22 @@
-"""What holds for all tests."""
+"""Environment and fixtures of all tests."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
 
-# Before PyTorch is loaded, whose threads would otherwise spin while they wait: two
-# processes of tests on two cores then take ten times as long.
+# Set before PyTorch is loaded. Its threads otherwise spin while they wait, and two test
+# processes on two cores take ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture
 def one_torch_thread() -> Iterator[None]:
-    """As node processes have: more add up in another order, and on a busy machine they wait
-    for each other longer than small steps take."""
+    """Use one thread, like node processes.
+
+    Several threads sum in another order. On a busy machine they also wait for each other
+    longer than small steps take.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -24,8 +27,9 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture
 def one_numba_thread() -> Iterator[None]:
-    """Hundreds of small runs are not worth sharing out among threads; the figures are the
-    same bits.
+    """Use one thread, because hundreds of small runs do not benefit from more.
+
+    The results are the same bits.
     """
     import numba
 

@@ -1,4 +1,4 @@
-"""Errors of fedbudget's own have one base, and are what Python calls such errors, too."""
+"""Every error of fedbudget has one base class and a matching built-in class."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from fedbudget.protocol.messages import LocalError, PeerError
         (PeerError, ValueError),
     ],
 )
-def test_one_base(kind: type[Exception], python: type[Exception]) -> None:
+def test_errors_share_a_base_class(kind: type[Exception], python: type[Exception]) -> None:
     with pytest.raises(FedbudgetError, match=r"^why$") as caught:
         raise kind("why")
     assert isinstance(caught.value, python)

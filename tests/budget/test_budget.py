@@ -1,4 +1,4 @@
-"""Budgets as written, and the ledger's arithmetic by hand."""
+"""Parsing of budgets, and the ledger's arithmetic checked by hand."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from fedbudget.resources import RESOURCES
 from support.problems import costs
 
 
-class TestReading:
+class TestParse:
     @pytest.mark.parametrize(
         ("text", "name", "limit"),
         [
@@ -30,12 +30,10 @@ class TestReading:
             (" bytes = 3 kB ", "bytes", 3000),
         ],
     )
-    def test_a_limit_is_in_the_resources_own_unit(
-        self, text: str, name: str, limit: float
-    ) -> None:
+    def test_units_are_converted(self, text: str, name: str, limit: float) -> None:
         assert dict(Budget.parse([text]).limits) == pytest.approx({name: limit})
 
-    def test_several_resources_keep_their_order(self) -> None:
+    def test_resources_keep_their_order(self) -> None:
         budget = Budget.parse(["bytes=20MB", "time=2min", "money=0.4"])
         assert budget.array.tolist() == [20e6, 120, 0.4]
         assert budget.label(np.array([1.0, 2.0, 3.0])) == {
@@ -56,7 +54,8 @@ class TestReading:
             (["money=3USD"], "unknown unit 'USD' for money; use no unit"),
             (
                 ["water=15s"],
-                "unknown resource 'water' in the budget; use one of time, energy, bytes, cpu, money",
+                "unknown resource 'water' in the budget; "
+                "use one of time, energy, bytes, cpu, money",
             ),
             (["time=-15s"], "'time=-15s': the limit must be a positive number"),
             (["time=0"], "'time=0': the limit must be a positive number"),
@@ -74,22 +73,22 @@ class TestReading:
             ([], "a run needs a budget, for example time=15s"),
         ],
     )
-    def test_a_mistake_is_named(self, texts: list[str], message: str) -> None:
+    def test_wrong_text_is_refused(self, texts: list[str], message: str) -> None:
         with pytest.raises(UserError, match=message):
             Budget.parse(texts)
 
     @pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), float("inf")])
-    def test_a_limit_is_a_positive_number_however_it_was_made(self, limit: float) -> None:
+    def test_limits_must_be_positive(self, limit: float) -> None:
         with pytest.raises(
             UserError, match=r"budget time=.*: the limit must be a positive number"
         ):
             Budget({"time": limit})
 
 
-class TestMoreForARunThatGoesOn:
+class TestExtend:
     BUDGET = Budget.parse(["time=15s", "bytes=20MB"])
 
-    def test_a_plus_adds_and_a_plain_limit_takes_the_place(self) -> None:
+    def test_plus_adds_and_plain_limit_replaces(self) -> None:
         assert dict(self.BUDGET.extended(["bytes=30MB", "time=+1min"]).limits) == {
             "time": 75,
             "bytes": 30e6,
@@ -107,16 +106,16 @@ class TestMoreForARunThatGoesOn:
             (["time=+-5s"], "'time=\\+-5s'"),
         ],
     )
-    def test_what_is_refused(self, texts: list[str], message: str) -> None:
+    def test_wrong_extension_is_refused(self, texts: list[str], message: str) -> None:
         with pytest.raises(UserError, match=message):
             self.BUDGET.extended(texts)
 
     @given(st.fixed_dictionaries({name: st.floats(1e-300, 1e300) for name in RESOURCES}))
-    def test_limits_are_written_as_they_are_read(self, limits: dict[str, float]) -> None:
+    def test_texts_parse_to_the_same_budget(self, limits: dict[str, float]) -> None:
         assert Budget.parse(Budget(limits).texts) == Budget(limits)
 
 
-class TestResources:
+class TestFormat:
     @pytest.mark.parametrize(
         ("name", "amount", "text"),
         [
@@ -126,31 +125,31 @@ class TestResources:
             ("time", 0.28914, "0.2891s"),
         ],
     )
-    def test_amounts_read_as_a_person_would_write_them(
-        self, name: str, amount: float, text: str
-    ) -> None:
+    def test_amounts_have_readable_units(self, name: str, amount: float, text: str) -> None:
         assert RESOURCES[name].format(amount) == text
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
-def test_a_cost_is_finite_and_not_negative(bad: float) -> None:
+def test_costs_are_finite_and_not_negative(bad: float) -> None:
     with pytest.raises(ValueError, match="costs must be finite and not negative"):
         costs([1.0, bad], [0.0, 0.0])
     with pytest.raises(ValueError, match="costs must be finite and not negative"):
         costs([0.0, 0.0], [1.0, bad])
 
 
-def two(time: float, data: float, *, spent: tuple[float, float] = (0.0, 0.0)) -> Ledger:
-    """A ledger of time and bytes: an update takes 2s and no bytes, the rest of a round 3s
-    and 10 bytes.
+def ledger_of_two(
+    time: float, data: float, *, spent: tuple[float, float] = (0.0, 0.0)
+) -> Ledger:
+    """Return a ledger of time and bytes. An update costs 2 s and no bytes, the rest of a
+    round 3 s and 10 bytes.
     """
     ledger = Ledger.open(Budget({"time": time, "bytes": data}), costs([2, 0], [3, 10]))
     return ledger.charge_extra(np.array(spent))
 
 
 class TestLedger:
-    def test_charges_updates_and_the_rest_of_the_round(self) -> None:
-        first = two(100, 100).charge(4, costs([2.5, 0], [1, 12]))
+    def test_charges_updates_and_aggregation(self) -> None:
+        first = ledger_of_two(100, 100).charge(4, costs([2.5, 0], [1, 12]))
         second = first.charge(1, costs([3, 1], [2, 20]))
         assert first.spent.tolist() == [11, 12]
         assert second.spent.tolist() == [16, 33]
@@ -163,39 +162,42 @@ class TestLedger:
             [1, 12],
         )
 
-    def test_what_is_spent_besides_rounds_changes_no_estimate(self) -> None:
-        ledger = two(100, 100)
+    def test_extra_charge_changes_no_estimate(self) -> None:
+        ledger = ledger_of_two(100, 100)
         more = ledger.charge_extra(np.array([30.0, 0]))
         assert more.spent.tolist() == [30, 0]
         assert (more.costs, more.statistics) == (ledger.costs, ledger.statistics)
 
-    def test_an_unusual_round_is_charged_and_teaches_nothing(self) -> None:
-        ledger = two(100, 100)
+    def test_unusual_round_changes_no_statistics(self) -> None:
+        ledger = ledger_of_two(100, 100)
         after = ledger.charge(4, costs([2.5, 0], [50, 12]), usual=False)
         assert after.spent.tolist() == [60, 12]
         assert after.statistics is ledger.statistics
 
-    def test_costs_of_another_number_of_resources_are_refused(self) -> None:
+    def test_wrong_number_of_costs_is_refused(self) -> None:
         for wrong in (costs([1], [1]), costs([1, 1], [1])):
             with pytest.raises(ValueError, match="expected costs of 2 resources"):
-                two(100, 100).charge(1, wrong)
+                ledger_of_two(100, 100).charge(1, wrong)
 
-    def test_is_a_value(self) -> None:
-        ledger = two(100, 100)
+    def test_charge_leaves_the_ledger_unchanged(self) -> None:
+        ledger = ledger_of_two(100, 100)
         ledger.charge(4, costs([1, 1], [1, 1]))
         assert ledger.spent.tolist() == [0, 0]
 
-    def test_what_fits(self) -> None:
-        assert two(15, 10, spent=(10, 0)).fits(np.array([5.0, 10]))
-        assert not two(15, 10, spent=(10, 0)).fits(np.array([5.01, 10]))
-        assert not two(15, 10, spent=(10, 0)).fits(np.array([5.0, 10.1]))
+    def test_fits_up_to_the_limit(self) -> None:
+        assert ledger_of_two(15, 10, spent=(10, 0)).fits(np.array([5.0, 10]))
+        assert not ledger_of_two(15, 10, spent=(10, 0)).fits(np.array([5.01, 10]))
+        assert not ledger_of_two(15, 10, spent=(10, 0)).fits(np.array([5.0, 10.1]))
 
-    def test_the_resource_nearest_its_limit(self) -> None:
-        assert two(160, 21).nearest_limit(np.array([16.0, 20])) == "bytes"
-        assert two(17, 210).nearest_limit(np.array([16.0, 20])) == "time"
+    def test_nearest_limit(self) -> None:
+        assert ledger_of_two(160, 21).nearest_limit(np.array([16.0, 20])) == "bytes"
+        assert ledger_of_two(17, 210).nearest_limit(np.array([16.0, 20])) == "time"
 
     def test_share_and_overshoot(self) -> None:
-        within, beyond = two(20, 100, spent=(5, 50)), two(20, 100, spent=(26, 50))
+        within, beyond = (
+            ledger_of_two(20, 100, spent=(5, 50)),
+            ledger_of_two(20, 100, spent=(26, 50)),
+        )
         assert within.share == 0.5
         assert within.overshoot.tolist() == [0, 0]
         assert beyond.share == 1
@@ -207,23 +209,25 @@ class TestStatistics:
     def after(
         rounds: list[tuple[int, float, float]], c: float = 1.0, b: float = 1.0
     ) -> CostStatistics:
-        """From what is expected, by so many rounds."""
+        """Return the statistics after these rounds of (updates, step cost, aggregation
+        cost), starting from the expected costs c and b.
+        """
         statistics = CostStatistics.before(costs([c], [b]), np.array([0.5]))
         for updates, step, aggregation in rounds:
             statistics = statistics.after(updates, costs([step], [aggregation]))
         return statistics
 
-    def test_recent_rounds_count_more(self) -> None:
-        """In proportion to their number, what was expected being the first: (1·1 + 2·3 +
+    def test_recent_rounds_weigh_more(self) -> None:
+        """Weights rise by one per round, and the expected cost is the first: (1·1 + 2·3 +
         3·5) / 6.
         """
         statistics = self.after([(1, 3.0, 3.0), (1, 5.0, 5.0)])
         assert statistics.mean.step[0] == pytest.approx(22 / 6)
 
     @pytest.mark.parametrize("rounds", [200, 400])
-    def test_mean_and_deviation_of_noise_are_found(self, rounds: int) -> None:
-        """Within three standard errors of what forty rounds show; b varies by 0.3, c by 0.2
-        over √τ.
+    def test_mean_and_deviation_match_the_noise(self, rounds: int) -> None:
+        """The mean is within three standard errors for forty rounds; b has deviation 0.3, c
+        has 0.2/√τ.
         """
         rng = np.random.default_rng(rounds)
         drawn = [(9, *rng.normal([2.0, 5.0], [0.2 / 3, 0.3])) for _ in range(rounds)]
@@ -235,37 +239,37 @@ class TestStatistics:
             np.hypot(9 * 0.2 / 3, 0.3), rel=0.5
         )
 
-    def test_a_short_round_varies_more_per_update(self) -> None:
-        """Of rounds of 100 updates one sees an average: alone, an update is ten times as
-        uncertain.
+    def test_short_rounds_vary_more_per_update(self) -> None:
+        """A round of 100 updates shows their average: a single update has ten times its
+        deviation.
         """
         rng = np.random.default_rng(0)
         statistics = self.after([(100, rng.normal(1.0, 0.4 / 10), 0.0) for _ in range(300)])
         assert statistics.deviation((1,))[0] == pytest.approx(0.4, rel=0.4)
         assert statistics.deviation((100,))[0] == pytest.approx(4.0, rel=0.4)
 
-    def test_the_most_a_round_went_over_fades(self) -> None:
+    def test_peak_excess_decays(self) -> None:
         steady = [(2, 1.0, 1.0)] * 50
         slow = self.after([*steady, (2, 1.0, 9.0)])
         assert slow.peak[0] == pytest.approx(8, rel=0.01)
         later = self.after([*steady, (2, 1.0, 9.0), *steady])
         assert later.peak[0] == pytest.approx(8 * 0.95**50, rel=0.05)
 
-    def test_a_first_round_unlike_the_trial_is_no_peak(self) -> None:
+    def test_first_round_sets_no_peak(self) -> None:
         assert self.after([(1, 50.0, 50.0)]).peak[0] == 0
 
-    def test_a_round_out_of_all_proportion_counts_as_ten(self) -> None:
-        """Of a cold start: (1 + 2·10) / 3, then 1 for the others."""
+    def test_extreme_round_is_capped_at_tenfold(self) -> None:
+        """The mean is (1 + 2·10) / 3 after a cold start; further rounds lower it."""
         assert self.after([(1, 1.0, 5000.0)]).mean.aggregation[0] == pytest.approx(7)
         assert (
             self.after([(1, 1.0, 5000.0), *[(1, 1.0, 1.0)] * 8]).mean.aggregation[0] < 1.5
         )
 
-    def test_far_more_than_a_trial_said_is_learned_in_a_few_rounds(self) -> None:
+    def test_mean_reaches_200_fold_cost_quickly(self) -> None:
         assert self.after([(1, 1.0, 200.0)] * 8).mean.aggregation[0] == pytest.approx(
             200, rel=0.2
         )
 
-    def test_a_change_that_lasts_is_followed(self) -> None:
+    def test_mean_follows_a_persistent_change(self) -> None:
         statistics = self.after([(1, 1.0, 1.0)] * 1000 + [(1, 3.0, 3.0)] * 60)
         assert statistics.mean.step[0] == pytest.approx(3.0, rel=0.05)

@@ -1,6 +1,4 @@
-"""Which τ: the search range, ties, reasons, and that nothing is remembered but the previous
-decision.
-"""
+"""Controllers: search range, ties, reasons, and no memory except the previous decision."""
 
 from dataclasses import replace
 
@@ -22,7 +20,7 @@ from fedbudget.errors import UserError
 
 SOME = Estimates(1.0, 2.0, 3.0)
 INPUTS = ControlInputs(SOME, 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
-SAME_EVERYWHERE = replace(INPUTS, estimates=Estimates(0.0, 0.0, 0.0))
+IDENTICAL_NODES = replace(INPUTS, estimates=Estimates(0.0, 0.0, 0.0))
 
 
 def previous(tau: int) -> Decision:
@@ -30,7 +28,7 @@ def previous(tau: int) -> Decision:
 
 
 class TestFixedTau:
-    def test_is_the_same_whatever_is_seen(self) -> None:
+    def test_ignores_all_inputs(self) -> None:
         controller = FixedTau(7)
         assert (
             controller.first()
@@ -38,21 +36,21 @@ class TestFixedTau:
             == Decision(7, Reason.FIXED)
         )
 
-    def test_asks_for_no_estimates(self) -> None:
+    def test_needs_no_estimates(self) -> None:
         assert FixedTau(7).estimates is False
 
     @pytest.mark.parametrize("tau", [0, -3])
-    def test_refuses_less_than_one_update(self, tau: int) -> None:
+    def test_tau_below_one_is_refused(self, tau: int) -> None:
         with pytest.raises(UserError, match=f"tau must be at least 1, not {tau}"):
             FixedTau(tau)
 
 
 class TestAdaptiveTau:
-    def test_starts_with_one_update_and_asks_for_estimates(self) -> None:
+    def test_starts_with_one_update(self) -> None:
         assert AdaptiveTau().first() == Decision(1, Reason.START)
         assert AdaptiveTau().estimates is True
 
-    def test_stays_until_there_are_estimates(self) -> None:
+    def test_keeps_tau_without_estimates(self) -> None:
         assert AdaptiveTau().next(previous(3), replace(INPUTS, estimates=None)) == Decision(
             3, Reason.START
         )
@@ -61,35 +59,36 @@ class TestAdaptiveTau:
         ("tau", "gamma", "tau_max", "last"),
         [(1, 10, 100, 10), (3, 2.5, 100, 7), (30, 10, 100, 100), (1, 1, 100, 1)],
     )
-    def test_looks_at_one_to_gamma_tau_and_no_further_than_tau_max(
-        self, tau: int, gamma: float, tau_max: int, last: int
-    ) -> None:
+    def test_search_range(self, tau: int, gamma: float, tau_max: int, last: int) -> None:
+        """Candidates are 1 to min(γτ, τ_max)."""
         searched = AdaptiveTau(gamma=gamma, tau_max=tau_max).search_range(
             previous(tau), SOME
         )
         assert searched.tolist() == list(range(1, last + 1))
 
-    def test_leaps_to_the_largest_tau_where_nodes_do_not_differ_if_it_may(self) -> None:
-        assert AdaptiveTau(leap=True).next(previous(1), SAME_EVERYWHERE) == Decision(
+    def test_leap_for_identical_nodes(self) -> None:
+        """With `leap`, τ rises to τ_max at once if δ = 0; without it, by γ per round."""
+        assert AdaptiveTau(leap=True).next(previous(1), IDENTICAL_NODES) == Decision(
             100, Reason.SEARCH_LIMIT
         )
-        assert AdaptiveTau().next(previous(1), SAME_EVERYWHERE) == Decision(
-            10, Reason.SEARCH_LIMIT
-        )
+        for tau, largest in ((1, 10), (10, 100)):
+            assert AdaptiveTau().next(previous(tau), IDENTICAL_NODES) == Decision(
+                largest, Reason.SEARCH_LIMIT
+            )
         assert AdaptiveTau(leap=True).next(previous(1), INPUTS).tau == 10
 
     def test_takes_the_minimum_of_g(self) -> None:
-        # By a plain evaluation of eq. (18): G falls from 8.1563 at τ = 13 to 8.1504 at 14
-        # and is 8.1676 at 15.
+        # Direct evaluation of eq. (18): G is 8.1563 for τ = 13, 8.1504 for 14 and 8.1676
+        # for 15.
         assert AdaptiveTau().next(previous(5), INPUTS) == Decision(14, Reason.MINIMUM)
 
-    def test_says_so_when_the_search_range_ends_first(self) -> None:
+    def test_reason_names_the_search_limit(self) -> None:
         assert AdaptiveTau().next(previous(1), INPUTS) == Decision(10, Reason.SEARCH_LIMIT)
         assert AdaptiveTau(tau_max=12).next(previous(5), INPUTS) == Decision(
             12, Reason.SEARCH_LIMIT
         )
 
-    def test_a_minimum_at_one_is_a_minimum_even_where_the_range_is_one(self) -> None:
+    def test_range_of_one_is_a_minimum(self) -> None:
         assert AdaptiveTau(gamma=1).next(previous(1), INPUTS) == Decision(1, Reason.MINIMUM)
 
     def test_larger_phi_gives_smaller_tau(self) -> None:
@@ -100,29 +99,21 @@ class TestAdaptiveTau:
         assert taus == sorted(taus, reverse=True)
         assert len(set(taus)) > 3
 
-    def test_identical_nodes_get_the_largest_tau(self) -> None:
-        assert AdaptiveTau().next(previous(1), SAME_EVERYWHERE) == Decision(
-            10, Reason.SEARCH_LIMIT
-        )
-        assert AdaptiveTau().next(previous(10), SAME_EVERYWHERE) == Decision(
-            100, Reason.SEARCH_LIMIT
-        )
-
     @settings(deadline=None, max_examples=50)
     @given(c=st.floats(1e-6, 1), budget=st.floats(10, 1e6))
     def test_takes_the_smallest_tau_on_ties(self, c: float, budget: float) -> None:
         free = replace(
-            SAME_EVERYWHERE, c=np.array([c]), b=np.array([0.0]), budget=np.array([budget])
+            IDENTICAL_NODES, c=np.array([c]), b=np.array([0.0]), budget=np.array([budget])
         )
         assert AdaptiveTau().next(previous(10), free) == Decision(1, Reason.MINIMUM)
 
-    def test_a_tau_whose_g_overflows_is_not_taken(self) -> None:
+    def test_overflowing_g_is_never_chosen(self) -> None:
         steep = replace(INPUTS, estimates=Estimates(1.0, 1e8, 1e-3))
         curve = AdaptiveTau().curve(previous(100), steep)
         assert np.isinf(curve).any()
         assert np.isfinite(curve[AdaptiveTau().next(previous(100), steep).tau - 1])
 
-    def test_is_one_where_nothing_fits(self) -> None:
+    def test_tau_is_one_if_nothing_fits(self) -> None:
         assert (
             AdaptiveTau().next(previous(10), replace(INPUTS, budget=np.array([0.1]))).tau
             == 1
@@ -136,7 +127,7 @@ class TestAdaptiveTau:
         delta=st.floats(0, 1e3),
         budget=st.floats(1, 1e4),
     )
-    def test_same_input_same_output_inside_the_range(
+    def test_decisions_are_pure_and_in_range(
         self, tau: int, rho: float, beta: float, delta: float, budget: float
     ) -> None:
         controller = AdaptiveTau()
@@ -144,7 +135,7 @@ class TestAdaptiveTau:
             INPUTS, estimates=Estimates(rho, beta, delta), budget=np.array([budget])
         )
         first = controller.next(previous(tau), inputs)
-        controller.next(previous(99), SAME_EVERYWHERE)
+        controller.next(previous(99), IDENTICAL_NODES)
         assert controller.next(previous(tau), inputs) == first
         assert 1 <= first.tau <= min(10 * tau, 100)
 
@@ -157,14 +148,14 @@ class TestAdaptiveTau:
             ({"tau_max": 0}, "tau-max must be at least 1, not 0"),
         ],
     )
-    def test_refuses_parameters_that_make_no_sense(
+    def test_invalid_parameters_are_refused(
         self, wrong: dict[str, float], message: str
     ) -> None:
         with pytest.raises(UserError, match=message):
             AdaptiveTau(**wrong)  # type: ignore[arg-type]
 
-    def test_has_no_curve_before_estimates(self) -> None:
-        with pytest.raises(ValueError, match="no G before the first estimates"):
+    def test_curve_needs_estimates(self) -> None:
+        with pytest.raises(ValueError, match="G needs estimates"):
             AdaptiveTau().curve(previous(1), replace(INPUTS, estimates=None))
 
 
@@ -185,22 +176,23 @@ class TestBalancedTau:
     @pytest.mark.parametrize(
         ("ratio", "worth", "tau"), [(10, 10, 10), (2.5, 10, 5), (10, 100, 32), (0.1, 10, 1)]
     )
-    def test_of_one_resource_it_is_the_square_root(
+    def test_square_root_rule_for_one_resource(
         self, ratio: float, worth: float, tau: int
     ) -> None:
+        """τ = √(τ_d b/c)."""
         assert self.chosen([1.0], [ratio], [1e6], worth=worth) == tau
 
-    def test_of_several_the_dearest_counts(self) -> None:
-        assert self.chosen([1, 0], [10, 1], [1e6, 1e9]) == 10  # bytes are plenty
+    def test_scarcest_resource_counts(self) -> None:
+        assert self.chosen([1, 0], [10, 1], [1e6, 1e9]) == 10  # bytes do not bind
+        assert self.chosen([1, 0], [10, 1], [1e9, 1e5]) == 100  # only bytes bind
+
+    def test_at_least_ten_rounds_fit(self) -> None:
+        assert self.chosen([1.0], [100.0], [1200.0]) == 20  # instead of √1000
         assert (
-            self.chosen([1, 0], [10, 1], [1e9, 1e5]) == 100
-        )  # and here they are all that counts
+            self.chosen([1.0], [100.0], [900.0]) == 10
+        )  # a shorter round would save almost nothing
 
-    def test_ten_rounds_fit(self) -> None:
-        assert self.chosen([1.0], [100.0], [1200.0]) == 20  # and not √1000
-        assert self.chosen([1.0], [100.0], [900.0]) == 10  # less would save next to nothing
-
-    def test_it_says_when_it_is_shorter_than_would_pay(self) -> None:
+    def test_reason_names_the_length_limit(self) -> None:
         inputs = ControlInputs(
             None, 0.1, np.array([1.0]), np.array([10.0]), np.array([1e6])
         )
@@ -209,7 +201,10 @@ class TestBalancedTau:
         ]
         assert reasons == [Reason.LENGTH, Reason.BALANCE]
 
-    def test_it_grows_to_what_an_aggregation_costs_at_once_and_then_twofold(self) -> None:
+    def test_growth_is_limited(self) -> None:
+        """τ rises at once to the τ whose updates cost as much as an aggregation, then at
+        most doubles.
+        """
         assert self.chosen([1.0], [10.0], [1e6], last=1, worth=100) == 10
         assert self.chosen([1.0], [10.0], [1e6], last=10, worth=100) == 20
         assert self.chosen([1.0], [10.0], [1e6], last=20, worth=100) == 32

@@ -1,4 +1,6 @@
-"""How a budget is spent: carefully, or by Algorithm 2 to the letter."""
+"""Spending rules: `CarefulSpending` keeps the budget, `PaperSpending` follows Algorithm 2
+to the letter.
+"""
 
 import numpy as np
 import pytest
@@ -25,9 +27,11 @@ CAREFUL, PAPER = CarefulSpending(), PaperSpending()
 WANTED = Decision(10, Reason.MINIMUM)
 
 
-def two(time: float, data: float, *, spent: tuple[float, float] = (0.0, 0.0)) -> Ledger:
-    """A ledger of time and bytes: an update takes 2s and no bytes, the rest of a round 3s
-    and 10 bytes.
+def ledger_of_two(
+    time: float, data: float, *, spent: tuple[float, float] = (0.0, 0.0)
+) -> Ledger:
+    """Return a ledger of time and bytes. An update costs 2 s and no bytes, the rest of a
+    round 3 s and 10 bytes.
     """
     ledger = Ledger.open(Budget({"time": time, "bytes": data}), costs([2, 0], [3, 10]))
     return ledger.charge_extra(np.array(spent))
@@ -48,10 +52,13 @@ class TestPaper:
             (3, 14.1, 21, False),
         ],
     )
-    def test_stops_at_a_limit(
+    def test_stops_at_the_limit(
         self, wanted: int, time: float, data: float, stop: bool
     ) -> None:
-        assert PAPER.plan(two(time, data), Decision(wanted, Reason.MINIMUM)).stop is stop
+        assert (
+            PAPER.plan(ledger_of_two(time, data), Decision(wanted, Reason.MINIMUM)).stop
+            is stop
+        )
 
     @pytest.mark.parametrize(
         ("time", "data", "fits", "binding"),
@@ -63,13 +70,13 @@ class TestPaper:
             (38.0, 100, 15, "time"),
         ],
     )
-    def test_tau_falls_to_what_fits(
+    def test_tau_falls_until_it_fits(
         self, time: float, data: float, fits: int, binding: str
     ) -> None:
-        plan = PAPER.plan(two(time, data), Decision(1000, Reason.MINIMUM))
+        plan = PAPER.plan(ledger_of_two(time, data), Decision(1000, Reason.MINIMUM))
         assert (tau(plan.decision), plan.stopped_by) == (fits, binding)
 
-    def test_the_scarcest_of_two_resources_limits_tau(self) -> None:
+    def test_scarcest_resource_limits_tau(self) -> None:
         ledger = Ledger.open(Budget({"time": 100, "cpu": 40}), costs([2, 3], [1, 2]))
         # time: (100 - 10 - 2 - 2) / 2 = 43; cpu: (40 - 5 - 3 - 4) / 3 = 9.3
         plan = PAPER.plan(
@@ -77,9 +84,9 @@ class TestPaper:
         )
         assert (tau(plan.decision), plan.stopped_by) == (9, "cpu")
 
-    def test_tau_is_chosen_by_the_round_before(self) -> None:
+    def test_costs_come_from_the_previous_round(self) -> None:
         ledger = (
-            two(100, 100)
+            ledger_of_two(100, 100)
             .charge(1, costs([3, 0], [4, 10]))
             .charge(1, costs([5, 0], [6, 10]))
         )
@@ -87,16 +94,15 @@ class TestPaper:
 
     @settings(deadline=None, max_examples=200)
     @given(step=st.floats(1e-6, 10), aggregation=st.floats(1e-6, 10))
-    def test_a_budget_for_just_one_round_affords_it(
-        self, step: float, aggregation: float
-    ) -> None:
+    def test_budget_for_one_round_affords_it(self, step: float, aggregation: float) -> None:
         expected = Costs(np.array([step]), np.array([aggregation]))
         ledger = open_ledger(Budget({"time": 2 * (step + aggregation)}), expected, PAPER)
         assert tau(PAPER.plan(ledger, WANTED).decision) == 1
 
 
-class TestOpening:
-    def test_too_small_a_budget_is_refused_with_what_a_round_costs(self) -> None:
+class TestOpenLedger:
+    def test_too_small_budget_is_refused(self) -> None:
+        """The message names the cost of a round and the least budget."""
         with pytest.raises(
             UserError,
             match=r"bytes=30B is too small: one round costs about 20B.*at least bytes=40B$",
@@ -104,22 +110,22 @@ class TestOpening:
             open_ledger(Budget({"time": 100, "bytes": 30}), costs([1, 5], [1, 15]), PAPER)
 
     @pytest.mark.parametrize("rule", [CAREFUL, PAPER])
-    def test_the_budget_that_is_asked_for_is_enough(self, rule: SpendingRule) -> None:
+    def test_recommended_budget_is_enough(self, rule: SpendingRule) -> None:
         expected = costs([0.1234567], [1.0])
         with pytest.raises(UserError, match=r"at least time=") as refused:
             open_ledger(Budget({"time": 1}), expected, rule)
-        asked = str(refused.value).partition("at least ")[2].split(" ")[0]
-        ledger = open_ledger(Budget.parse([asked]), expected, rule)
+        recommended = str(refused.value).partition("at least ")[2].split(" ")[0]
+        ledger = open_ledger(Budget.parse([recommended]), expected, rule)
         assert rule.plan(ledger, WANTED).decision is not None
 
-    def test_before_there_is_a_spread_more_is_asked_for(self) -> None:
+    def test_recommended_budget_has_a_safety_margin(self) -> None:
         with pytest.raises(UserError, match=r"at least time=\d.*s \(with a safety margin"):
             open_ledger(Budget({"time": 4.1}), costs([1], [1]), CAREFUL)
 
 
-def test_one_run_in_a_hundred_is_over() -> None:
-    """After a round that took x deviations more than expected, and a final loss that is
-    made if it has one left.
+def test_reserve_is_exceeded_in_one_percent() -> None:
+    """Integrates over the excess x of the last round, in standard deviations. The final
+    loss is evaluated if `_LIKELY` deviations remain for it.
     """
     reserve = np.sqrt(2) * _CERTAIN
     over, _ = integrate.quad(
@@ -129,17 +135,18 @@ def test_one_run_in_a_hundred_is_over() -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, 3, 10, 30])
-def test_certainty_is_that_of_students_t(rounds: int) -> None:
+def test_certainty_matches_students_t(rounds: int) -> None:
     assert _certain(rounds) == pytest.approx(
         stats.t.ppf(stats.norm.cdf(_CERTAIN), rounds + PRIOR_ROUNDS), rel=0.02
     )
 
 
-def made(
+def simulate_run(
     rng: np.random.Generator, limit: float, wanted: Decision, *, b: float = 0.13
 ) -> tuple[Ledger, int, bool]:
-    """A whole run of costs alone, as the paper's simulated ones; and its rounds, and
-    whether w(T) was judged.
+    """Simulate the costs of a whole run with the paper's cost distributions.
+
+    Returns the ledger, the number of rounds and whether the loss of w(T) was evaluated.
     """
 
     def draw(updates: int) -> Costs:
@@ -155,13 +162,16 @@ def made(
 
 
 class TestCareful:
-    def test_keeps_room_for_what_nodes_evaluate_at_the_end(self) -> None:
-        """Of w and of w^f, each once, whatever τ is."""
-        asking, ledger = CarefulSpending(evaluation={"time": 7.0}), two(1000, 1000)
+    def test_reserves_the_final_evaluations(self) -> None:
+        """The nodes evaluate w and w^f once each, for every τ."""
+        with_evaluation, ledger = (
+            CarefulSpending(evaluation={"time": 7.0}),
+            ledger_of_two(1000, 1000),
+        )
         for reserve, without in (
-            (asking.reserve(ledger, 5), CAREFUL.reserve(ledger, 5)),
-            (asking.reserve(ledger, 0), CAREFUL.reserve(ledger, 0)),
-            (asking.final_reserve(ledger), CAREFUL.final_reserve(ledger)),
+            (with_evaluation.reserve(ledger, 5), CAREFUL.reserve(ledger, 5)),
+            (with_evaluation.reserve(ledger, 0), CAREFUL.reserve(ledger, 0)),
+            (with_evaluation.final_reserve(ledger), CAREFUL.final_reserve(ledger)),
         ):
             assert (reserve - without).tolist() == pytest.approx([14.0, 0.0])
 
@@ -170,44 +180,41 @@ class TestCareful:
         [(3, 1, 0.13), (15, 10, 0.13), (15, 100, 0.13), (15, 30, 1.3)],
     )
     def test_budgets_are_kept_and_used(self, limit: float, wanted: int, b: float) -> None:
-        """Of 300 runs: at most 2 % over, which 1 % exceeds by chance once in 30, none of
-        them far; little is left over.
+        """At most 2 % of 300 runs exceed the budget, none by much, and little is left over.
 
-        Where an exchange is long beside the budget, its final loss is left out in one of
-        six runs, not to be far over."""
+        A rate of 1 % gives more than 2 % once in 30 tests. If an exchange is long compared
+        with the budget, one run in six skips its final loss.
+        """
         rng = np.random.default_rng(wanted)
-        runs = [made(rng, limit, Decision(wanted, Reason.MINIMUM), b=b) for _ in range(300)]
+        runs = [
+            simulate_run(rng, limit, Decision(wanted, Reason.MINIMUM), b=b)
+            for _ in range(300)
+        ]
         over = np.array([ledger.overshoot[0] for ledger, _, _ in runs])
         left = np.array([limit - ledger.spent[0] for ledger, _, _ in runs])
         assert (over > 0).mean() <= 0.02
-        assert (
-            left.mean() <= 2.6 * b
-        )  # a round's exchange, and what it and the final loss may take more
+        # One exchange, plus the reserve for this exchange and for the final loss.
+        assert left.mean() <= 2.6 * b
         assert (over > 0.01 * limit).mean() <= 0.005
         assert np.mean([judged for _, _, judged in runs]) >= (
             0.97 if 0.41 * b < 0.005 * limit else 0.83
         )
 
-    def test_equal_costs_leave_less_than_a_round(self) -> None:
+    def test_equal_costs_leave_little(self) -> None:
         ledger = Ledger.open(Budget({"time": 100.0}), costs([1], [4]))
         while (decision := CAREFUL.plan(ledger, WANTED).decision) is not None:
             ledger = ledger.charge(decision.tau, costs([1], [4]))
         left = ledger.budget.array - ledger.charge(1, costs([1], [4])).spent
-        assert (
-            0 <= left[0] <= 5 + 4
-        )  # one more round of one update, and what is kept for the spread that was feared
+        # One round of one update, plus the reserve for the prior deviation.
+        assert 0 <= left[0] <= 5 + 4
 
-    def test_the_last_round_takes_the_rest(self) -> None:
-        ledger = two(10_000, 10_000)
+    def test_last_round_takes_the_rest(self) -> None:
+        ledger = ledger_of_two(10_000, 10_000)
         for _ in range(400):
             ledger = ledger.charge(4, costs([2, 0], [3, 10]))
         reserve = CAREFUL.reserve(ledger, 10)[0]
-        for more, fits in (
-            (-1.0, 9),
-            (0.0, 10),
-            (4.1, 12),
-            (4.9, 12),
-        ):  # an update takes 2s, and a round at least 5s
+        # An update costs 2 s, and a round at least 5 s.
+        for more, fits in ((-1.0, 9), (0.0, 10), (4.1, 12), (4.9, 12)):
             near = ledger.charge_extra(
                 np.array([10_000 - reserve - more - ledger.spent[0], 0.0])
             )
@@ -218,11 +225,11 @@ class TestCareful:
                 10, fits
             )
 
-    def test_what_would_be_left_over_is_spread_over_the_last_rounds(self) -> None:
-        """A round of τ = 10 takes 23s, and each update 2s: of 4.4 rounds' time each of 4
-        can take 2.3s more.
+    def test_rest_is_spread_over_last_rounds(self) -> None:
+        """A round with τ = 10 costs 23 s and an update 2 s. With budget for 4.4 rounds,
+        each of 4 rounds can take 2.3 s more.
         """
-        ledger = two(10_000, 10_000)
+        ledger = ledger_of_two(10_000, 10_000)
         for _ in range(400):
             ledger = ledger.charge(4, costs([2, 0], [3, 10]))
         reserve = CAREFUL.reserve(ledger, 0)[0]
@@ -245,17 +252,17 @@ class TestCareful:
                 10, Reason.FIXED
             )
 
-    def test_the_final_loss_is_left_out_when_it_would_end_over(self) -> None:
-        ledger = two(100, 1000)
+    def test_final_loss_is_skipped_over_budget(self) -> None:
+        ledger = ledger_of_two(100, 1000)
         for _ in range(5):
             ledger = ledger.charge(1, costs([2, 0], [3, 10]))
         late = ledger.charge_extra(np.array([71.0, 0.0]))
         assert ledger.fits(CAREFUL.final_reserve(ledger))
         assert not late.fits(CAREFUL.final_reserve(late))
 
-    def test_the_only_loss_there_will_be_is_made_if_it_likely_fits(self) -> None:
-        """A round costs 5s on average: with 5s left it fits every second time."""
-        ledger = two(100, 1000).charge(1, costs([2, 0], [3, 10]))
+    def test_only_loss_is_evaluated_if_likely(self) -> None:
+        """A round costs 5 s on average, so with 5 s left it fits in half of all cases."""
+        ledger = ledger_of_two(100, 1000).charge(1, costs([2, 0], [3, 10]))
         late = ledger.charge_extra(np.array([90.0, 0.0]))
         assert not late.fits(CAREFUL.final_reserve(late))
         assert late.fits(CAREFUL.final_reserve(late, judged=False))
@@ -263,19 +270,17 @@ class TestCareful:
             CAREFUL.final_reserve(late, judged=False)
         )
 
-    def test_no_loss_is_made_that_may_end_far_over(self) -> None:
-        """A round costs 5s on average; of 100s a hundredth may be over, once in fifty times
-        by more.
+    def test_final_loss_rarely_exceeds_by_much(self) -> None:
+        """A round costs 5 s on average. The final loss may exceed the budget of 100 s by
+        more than 1 % in one of 50 cases.
         """
-        ledger = two(100, 1000).charge(1, costs([2, 0], [3, 10]))
-        reserve, deviation = (
-            CAREFUL.final_reserve(ledger)[0] - 5,
-            ledger.statistics.deviation((1,))[0],
-        )
+        ledger = ledger_of_two(100, 1000).charge(1, costs([2, 0], [3, 10]))
+        reserve = CAREFUL.final_reserve(ledger)[0] - 5
+        deviation = ledger.statistics.deviation((1,))[0]
         assert stats.norm.sf((reserve + 1) / deviation) == pytest.approx(1 / 50, rel=0.02)
 
-    def test_progress_ends_with_the_rounds(self) -> None:
-        ledger = two(100, 1000)
+    def test_progress_is_one_after_all_rounds(self) -> None:
+        ledger = ledger_of_two(100, 1000)
         assert progress(ledger, CAREFUL) == 0
         for _ in range(5):
             ledger = ledger.charge(3, costs([2, 0], [3, 10]))

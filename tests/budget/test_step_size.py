@@ -1,5 +1,5 @@
-"""Which step size next: the rule by hand, and that no run goes astray whatever the data are
-scaled by.
+"""Step size rules checked by hand, and runs with any scale of the data end with a lower
+loss.
 """
 
 import math
@@ -31,66 +31,68 @@ from fedbudget.models.base import loss_over
 from fedbudget.settings.settings import Settings
 
 AUTO = AutoStep(kappa=1.0, fall=0.25)  # simple numbers
-EARLY = 0.1  # of the budget spent
+EARLY = 0.1  # share of the budget that is spent
 
 
 def follow(
     *betas: float | None, state: AutoStepState | None = None, spent: float = EARLY
 ) -> AutoStepState:
-    """The state after rounds with these β̂."""
+    """Return the state after rounds with these β̂."""
     state = state or AUTO.first()
     for beta in betas:
         state = AUTO.next(state, StepSizeInputs(beta, spent))
     return state
 
 
-class TestRule:
+class TestAutoStep:
     def test_starts_small_and_unsettled(self) -> None:
         assert (AUTO.first().eta, AUTO.first().settled) == (0.001, False)
 
-    def test_is_kappa_over_beta_once_that_is_known(self) -> None:
+    def test_is_kappa_over_beta(self) -> None:
         state = follow(None, 100.0)
         assert state.eta == pytest.approx(1 / 100)
         assert state.settled
 
-    def test_grows_tenfold_at_most_until_it_has_settled_and_threefold_afterwards(
+    def test_growth_is_limited(
         self,
     ) -> None:
+        """η grows at most tenfold per round until it settles, and threefold afterwards."""
         first = follow(1.0)
         assert first.eta == pytest.approx(0.01)
         assert not first.settled
         settled = follow(1.0, 1.0, 1.0)
         assert settled.eta == pytest.approx(1)
         assert settled.settled
-        # β̂ falls to nothing: level ln(1e-6)/2, deviation the same, so that β̄ would be 1.
+        # β̂ falls to 1e-6: level and deviation are ln(1e-6)/2 in size, so β̄ would be 1.
         assert follow(1e-6, state=settled).eta == pytest.approx(1)
         assert follow(1e-6, 1e-6, 1e-6, 1e-6, state=settled).eta <= 3**4
 
-    def test_a_steep_round_counts_at_once_and_is_forgotten_slowly(self) -> None:
+    def test_steep_round_lowers_it_at_once(self) -> None:
+        """Later rounds let η grow back slowly."""
         settled = follow(1.0, 1.0, 1.0)
         assert follow(50.0, state=settled).eta == pytest.approx(1 / 50)
         after = follow(50.0, 1.0, state=settled)
-        # level: half of ln 50, then a quarter; deviation: half of ln 50, then a half of
-        # that and of half of ln 50.
-        level, deviation = math.log(50) / 4, (math.log(50) / 2 + math.log(50) / 2) / 2
+        # Level: ln(50)/2, then ln(50)/4. Deviation: ln(50)/2 in both rounds.
+        level = math.log(50) / 4
+        deviation = math.log(50) / 2
         assert after.eta == pytest.approx(min(1 / math.exp(level + deviation), 3 / 50))
 
-    def test_no_estimate_changes_nothing(self) -> None:
+    def test_round_without_estimate_keeps_state(self) -> None:
         settled = follow(1.0, 1.0, 1.0)
         assert follow(None, state=settled) == settled
 
-    def test_falls_over_the_last_quarter_of_the_budget_but_never_to_nothing(self) -> None:
+    def test_falls_over_the_last_quarter(self) -> None:
+        """η falls over the last quarter of the budget, to 2 % of its steady value."""
         settled = follow(1.0, 1.0, 1.0)
         etas = [
             follow(1.0, state=settled, spent=spent).eta
             for spent in (0.5, 0.75, 0.875, 0.99, 1.2)
         ]
         assert etas == pytest.approx([1, 1, 0.5, 0.04, 0.02])
-        assert follow(
-            1.0, state=follow(1.0, state=settled, spent=0.875)
-        ).eta == pytest.approx(1)  # steady all the time
+        late = follow(1.0, state=settled, spent=0.875)
+        assert follow(1.0, state=late).eta == pytest.approx(1)  # the steady η is kept
 
-    def test_going_back_gives_a_quarter_of_eta_and_half_of_kappa(self) -> None:
+    def test_recovery_quarters_eta_and_halves_kappa(self) -> None:
         settled = follow(1.0, 1.0, 1.0)
         state = AUTO.recover(settled, StepSizeInputs(1.0, EARLY))
         assert state.eta == pytest.approx(0.25)
@@ -98,7 +100,7 @@ class TestRule:
         assert follow(1.0, state=state).eta == pytest.approx(0.5)
 
     @given(st.lists(st.none() | st.floats(1e-9, 1e9), max_size=30), st.floats(0, 2))
-    def test_is_positive_and_never_above_kappa_over_the_last_beta(
+    def test_is_at_most_kappa_over_beta(
         self, betas: list[float | None], spent: float
     ) -> None:
         state = follow(*betas, spent=spent)
@@ -107,7 +109,7 @@ class TestRule:
             assert state.eta <= 1 / betas[-1] * (1 + 1e-9)
 
 
-def test_a_fixed_one_stays_and_must_be_positive() -> None:
+def test_fixed_step_never_changes() -> None:
     step = FixedStep(0.3)
     assert (
         step.next(step.first(), StepSizeInputs(5.0, 0.99))
@@ -122,24 +124,22 @@ def test_a_fixed_one_stays_and_must_be_positive() -> None:
 
 class TestRuns:
     @pytest.mark.parametrize("case", [1, 2, 3, 4])
-    def test_nobody_has_to_set_it(self, case: int) -> None:
-        """Softmax regression is far from done with η = 0.01, which is much too small for
-        it.
-        """
+    def test_automatic_step_beats_small_step(self, case: int) -> None:
+        """Softmax regression needs a far larger η than 0.01."""
         auto, small = (
             fedbudget.train(model="softmax", case=case, step_size=step_size).loss
             for step_size in ("auto", 0.01)
         )
         assert auto < small / 3
 
-    def test_it_is_in_every_round_s_record_and_small_at_the_end(self) -> None:
+    def test_records_contain_a_falling_step(self) -> None:
         rounds = [
             each for each in fedbudget.train(model="softmax", case=2).rounds if each.tau
         ]
         assert rounds[0].eta == 0.001
         assert rounds[-1].eta < max(each.eta for each in rounds) / 2
 
-    def test_it_waits_with_local_updates_until_it_has_settled(self) -> None:
+    def test_tau_is_one_until_settled(self) -> None:
         rounds = fedbudget.train(
             model="kmeans", method="frugal", case=3, batch_size="full", clusters=4
         ).rounds
@@ -147,8 +147,8 @@ class TestRuns:
         assert all(each.tau == 1 for each in start)
         assert len(start) > 2
 
-    def test_one_that_is_too_large_is_noticed_and_the_run_goes_back(self) -> None:
-        """With features a thousand times as large even the first η is far too large."""
+    def test_run_recovers_from_large_step(self) -> None:
+        """With features a thousand times as large, even the first η is far too large."""
         digits = load()
         result = fedbudget.train(
             model="svm", dataset=replace(digits, scale=digits.scale * 1000), case=2
@@ -157,25 +157,23 @@ class TestRuns:
         assert result.loss < 0.5
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_no_run_goes_astray(self, seed: int) -> None:
-        _assert_no_higher_than_at_the_start(seed)
+    def test_loss_never_ends_above_start(self, seed: int) -> None:
+        _assert_loss_not_above_start(seed)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(3, 300))
-    def test_nor_do_many_more(self, seed: int) -> None:
-        _assert_no_higher_than_at_the_start(seed)
+    def test_loss_never_ends_above_start_slow(self, seed: int) -> None:
+        _assert_loss_not_above_start(seed)
 
 
-def _assert_no_higher_than_at_the_start(seed: int) -> None:
+def _assert_loss_not_above_start(seed: int) -> None:
     plan = random_plan(seed)
     start = loss_over(plan.model, plan.model.initial(plan.settings.seed), plan.train)
     assert execute(plan).loss <= start, plan.settings
 
 
 def random_plan(seed: int) -> SimulatedRun:
-    """Any model, case, number of nodes, mini-batch and budget, with features scaled by 0.01
-    to 100.
-    """
+    """Return a run with random settings, on features scaled by 0.01 to 100."""
     rng = np.random.default_rng(seed)
     digits: Dataset = load()
     scaled = replace(digits, scale=digits.scale * 10 ** rng.uniform(-2, 2))
@@ -208,16 +206,16 @@ class TestFallingStep:
             (0.9, 0.05),
             (0.999, 0.004),
             (1.0, 0.004),
-        ],  # over the last 0.4
+        ],
     )
-    def test_falls_over_the_last_part(self, spent: float, eta: float) -> None:
+    def test_falls_over_the_last_share(self, spent: float, eta: float) -> None:
         rule = FallingStep(0.2, fall=0.4)
         for follow_up in (rule.next, rule.recover):
             assert follow_up(
                 rule.first(), StepSizeInputs(None, spent)
             ).eta == pytest.approx(eta)
 
-    def test_is_as_the_automatic_one_falls(self) -> None:
+    def test_falls_like_the_automatic_step(self) -> None:
         rule = FallingStep(0.3)
         for spent in (0.1, 0.7, 0.83, 0.99):
             auto = AutoStep().next(
@@ -235,11 +233,13 @@ class TestFallingStep:
             (0.1, 1.1, "step-fall must be"),
         ],
     )
-    def test_without_sense_is_refused(self, eta: float, fall: float, message: str) -> None:
+    def test_invalid_parameters_are_refused(
+        self, eta: float, fall: float, message: str
+    ) -> None:
         with pytest.raises(UserError, match=message):
             FallingStep(eta, fall)
 
-    def test_in_a_run(self) -> None:
+    def test_falls_in_a_run(self) -> None:
         result = fedbudget.train(
             case=2, budget="time=3s", tau=5, step_size=0.1, step_fall=0.5
         )
@@ -260,42 +260,41 @@ class TestSearchedStep:
             state = self.RULE.next(state, StepSizeInputs(beta, spent, beta, improved))
         return state
 
-    def test_it_begins_with_what_the_search_gave(self) -> None:
+    def test_starts_with_the_searched_value(self) -> None:
         assert self.after(4.0).eta == pytest.approx(0.25)
 
-    def test_it_begins_with_the_mean_and_falls_to_between_that_and_the_largest(
+    def test_starts_from_the_mean_beta(
         self,
     ) -> None:
+        """η then falls to a value between those of the mean and of the largest β̂."""
         state = self.RULE.next(self.RULE.first(), StepSizeInputs(8.0, 0.0, 2.0))
         assert state.eta == pytest.approx(1 / 2)
         for _ in range(20):
             state = self.RULE.next(state, StepSizeInputs(9.0, 0.0, 4.0))
         assert state.eta == pytest.approx(1 / 4)
 
-    def test_it_falls_further_only_where_it_would_not_be_stable(self) -> None:
-        """Gradient descent is stable below 2/β: where all β̂ are 40 that is 0.05, far below
-        the 1/4 of the search.
+    def test_falls_only_to_stay_stable(self) -> None:
+        """Gradient descent is stable below 2/β. With β̂ = 40 that is 0.05, far below the
+        1/4 of the search.
         """
         assert self.after(4.0, *[7.9] * 20).eta == pytest.approx(1 / 4)
         assert self.after(4.0, *[40.0] * 30).eta == pytest.approx(2 / 40)
 
     @pytest.mark.parametrize(("share", "eta"), [(0.0, 0.125), (0.07, 0.1), (0.35, 0.005)])
-    def test_of_long_rounds_it_is_that_of_the_middle(
-        self, share: float, eta: float
-    ) -> None:
-        """With 0.175 of the budget left it has fallen by half, and with a round of half of
-        that by as much more.
+    def test_long_rounds_use_their_midpoint(self, share: float, eta: float) -> None:
+        """With 0.175 of the budget left η has fallen by half. A round of 0.07 uses the η
+        for the middle of the round.
         """
         state = self.RULE.next(
             self.after(4.0), StepSizeInputs(4.0, 0.825, 4.0, round_share=share)
         )
         assert state.eta == pytest.approx(eta)
 
-    def test_it_grows_twofold_where_the_loss_is_flatter_and_only_from_the_best(
+    def test_grows_only_after_an_improvement(
         self,
     ) -> None:
-        """Half old and half new: log β̂ is that of √2, and log 2 was its deviation in both
-        rounds.
+        """With equal weights for old and new, log β̂ is log √2 and its deviation log 2. η
+        at most doubles per round.
         """
         assert self.after(4.0, 1.0, 1.0).eta == pytest.approx(1 / 2**1.5)
         assert self.after(4.0, 1.0, 1.0, improved=False).eta == pytest.approx(0.25)
@@ -303,16 +302,16 @@ class TestSearchedStep:
         assert max(b / a for a, b in pairwise(grown)) == pytest.approx(2)
         assert grown[-1] > 10 * grown[0]
 
-    def test_one_steep_round_does_not_lower_it(self) -> None:
-        """Half old and half new, log β̂ is that of 7.7, with which 1/4 is stable."""
+    def test_one_steep_round_is_ignored(self) -> None:
+        """With equal weights for old and new, β̂ is 7.7, and η = 1/4 is stable."""
         assert self.after(4.0, 15.0).eta == pytest.approx(0.25)
 
-    def test_it_falls_at_the_end_and_after_going_back(self) -> None:
+    def test_falls_at_end_and_after_recovery(self) -> None:
         assert self.after(4.0, spent=0.825).eta == pytest.approx(0.125)
         back = self.RULE.recover(self.after(4.0), StepSizeInputs(4.0, 0.0, 4.0))
         assert back.eta == pytest.approx(0.25 / 2)
 
-    def test_without_a_beta_it_waits(self) -> None:
+    def test_waits_for_the_first_beta(self) -> None:
         assert (
             self.RULE.next(self.RULE.first(), StepSizeInputs(None, 0.0))
             == self.RULE.first()

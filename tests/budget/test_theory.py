@@ -1,5 +1,5 @@
-"""The equations against exact arithmetic, and the theorems against descents whose constants
-are known.
+"""The paper's equations against exact arithmetic, and its theorems on descents with known
+constants.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ relaxed = settings(deadline=None, max_examples=60)
 
 
 def magnitudes(low: float, high: float) -> st.SearchStrategy[float]:
-    """Positive numbers, all powers of ten between two exponents alike."""
+    """Positive numbers, log-uniform between two powers of ten."""
     return st.floats(low, high).map(lambda exponent: float(10**exponent))
 
 
@@ -34,9 +34,7 @@ def exact_h(x: int, eta: float, beta: float, delta: float) -> Fraction:
 class TestH:
     @relaxed
     @given(eta=magnitudes(-6, 1), beta=magnitudes(-9, 6), delta=magnitudes(-6, 6))
-    def test_is_zero_for_no_update_and_for_one(
-        self, eta: float, beta: float, delta: float
-    ) -> None:
+    def test_is_zero_up_to_one_update(self, eta: float, beta: float, delta: float) -> None:
         assert theory.h([0, 1], eta=eta, beta=beta, delta=delta).tolist() == [0, 0]
 
     @relaxed
@@ -47,7 +45,7 @@ class TestH:
         assert (gap[1:] >= gap[:-1]).all()
 
     @pytest.mark.parametrize("product", [1e-14, 1e-8, 1e-3, 1.0])
-    def test_never_falls_however_far_it_goes(self, product: float) -> None:
+    def test_never_falls_up_to_large_x(self, product: float) -> None:
         gap = theory.h(
             np.unique(np.logspace(0, 9, 400).astype(int)), eta=1.0, beta=product, delta=1.0
         )
@@ -60,7 +58,7 @@ class TestH:
         delta=magnitudes(-6, 6),
         x=st.integers(2, 150),
     )
-    def test_has_all_digits_of_exact_arithmetic(
+    def test_matches_exact_arithmetic(
         self, eta: float, beta: float, delta: float, x: int
     ) -> None:
         exact = exact_h(x, eta, beta, delta)
@@ -71,7 +69,7 @@ class TestH:
 
     @pytest.mark.parametrize("beta", [1e-14, 1e-100, 1e-300])
     @pytest.mark.parametrize("x", [2, 3, 100])
-    def test_has_all_digits_where_eta_beta_is_tiny(self, beta: float, x: int) -> None:
+    def test_matches_exact_arithmetic_for_tiny_beta(self, beta: float, x: int) -> None:
         exact = exact_h(x, 1.0, beta, 1e10)
         assert (
             abs(Fraction(float(theory.h(x, eta=1.0, beta=beta, delta=1e10))) - exact)
@@ -79,15 +77,13 @@ class TestH:
         )
 
     @pytest.mark.parametrize("product", [0.0999 / 40, 0.1001 / 40])
-    def test_agrees_with_exact_arithmetic_on_both_sides_of_the_series(
-        self, product: float
-    ) -> None:
+    def test_matches_around_the_series_threshold(self, product: float) -> None:
         exact = exact_h(40, 0.5, 2 * product, 1.0)
         assert float(theory.h(40, eta=0.5, beta=2 * product, delta=1.0)) == pytest.approx(
             float(exact), rel=1e-13
         )
 
-    def test_is_plus_infinity_where_it_overflows(self) -> None:
+    def test_overflow_is_infinity(self) -> None:
         assert theory.h([1, 10, 2000, 10**6], eta=1.0, beta=1.0, delta=1.0)[
             2:
         ].tolist() == [
@@ -110,7 +106,7 @@ class TestH:
 
 @dataclass(frozen=True)
 class Setting:
-    """All that G depends on but τ."""
+    """All inputs of G except τ."""
 
     eta: float
     phi: float
@@ -129,7 +125,7 @@ class Setting:
         return theory.tau_upper_limit(**vars(self))
 
     def exact_G(self, tau: int) -> Decimal:
-        """Eq. (18) with 60 digits, resource after resource."""
+        """Eq. (18) with 60 digits, one resource at a time."""
         with localcontext() as context:
             context.prec = 60
             eta, phi, rho, beta, delta = (
@@ -151,7 +147,9 @@ class Setting:
 
 @st.composite
 def setting(draw: st.DrawFn, resources: int) -> Setting:
-    """Any sizes that a run may have, with η ≤ 1/β and a budget of 10 to 10,000 rounds."""
+    """Settings within the range of real runs, with η ≤ 1/β and a budget of 10 to 10,000
+    rounds.
+    """
     eta = draw(magnitudes(-3, -1))
     c = [draw(magnitudes(-3, 0)) for _ in range(resources)]
     b = [draw(magnitudes(-2, 1)) for _ in range(resources)]
@@ -179,19 +177,19 @@ class TestG:
     @pytest.mark.parametrize("resources", [1, 3])
     @relaxed
     @given(data=st.data(), tau=st.integers(1, 200))
-    def test_agrees_with_sixty_digits(
+    def test_matches_sixty_digits(
         self, resources: int, data: st.DataObject, tau: int
     ) -> None:
         case = data.draw(setting(resources))
         assert float(case.G(tau)) == pytest.approx(float(case.exact_G(tau)), rel=1e-11)
 
-    def test_by_hand_where_nodes_do_not_differ(self) -> None:
+    def test_by_hand_for_identical_nodes(self) -> None:
         # h = 0, so G = A/(ηφ) with A = (1·4 + 2)/((13 - 3)·4) = 0.15
         assert float(
             theory.G(4, eta=0.5, phi=0.1, rho=7, beta=0, delta=0, c=1, b=2, budget=13)
         ) == pytest.approx(3.0)
 
-    def test_is_plus_infinity_where_it_overflows_and_never_the_minimum(self) -> None:
+    def test_overflow_is_never_the_minimum(self) -> None:
         curve = theory.G(
             np.arange(1, 3000),
             eta=1.0,
@@ -206,7 +204,7 @@ class TestG:
         assert curve[-1] == np.inf
         assert np.isfinite(curve[np.argmin(curve)])
 
-    def test_is_plus_infinity_where_not_even_one_round_fits(self) -> None:
+    def test_infinity_if_no_round_fits(self) -> None:
         assert theory.G(
             [1, 5], eta=1, phi=1, rho=1, beta=1, delta=1, c=[1, 1], b=[1, 1], budget=[9, 2]
         ).tolist() == [
@@ -214,9 +212,10 @@ class TestG:
             np.inf,
         ]
 
-    def test_is_the_same_for_every_tau_where_aggregation_is_free_and_nodes_do_not_differ(
+    def test_constant_for_free_aggregation(
         self,
     ) -> None:
+        """With b = 0 and identical nodes every τ has the same G, to the bit."""
         curve = theory.G(
             np.arange(1, 101),
             eta=0.01,
@@ -230,7 +229,8 @@ class TestG:
         )
         assert np.ptp(curve) == 0
 
-    def test_does_not_ask_for_h_where_rho_is_zero(self) -> None:
+    def test_ignores_h_if_rho_is_zero(self) -> None:
+        """h overflows for τ = 5000, but ρ = 0 removes it."""
         curve = theory.G(
             [1, 5000], eta=1, phi=1, rho=0, beta=1, delta=1, c=1, b=0, budget=11
         )
@@ -241,26 +241,21 @@ class TestProposition1:
     @pytest.mark.parametrize("resources", [1, 3])
     @relaxed
     @given(data=st.data())
-    def test_tau_goes_to_one_as_the_budget_grows(
-        self, resources: int, data: st.DataObject
-    ) -> None:
+    def test_vast_budget_gives_tau_one(self, resources: int, data: st.DataObject) -> None:
         case = data.draw(setting(resources))
         vast = Setting(**vars(case) | {"budget": [1e15 * limit for limit in case.budget]})
         assert np.argmin(vast.G(np.arange(1.0, 2000.0))) == 0
 
-    def test_tau_is_larger_with_less(self) -> None:
-        assert (
-            np.argmin(PAPER.G(np.arange(1.0, 200.0))) + 1 == 14
-        )  # by a plain evaluation of eq. (18)
+    def test_small_budget_gives_larger_tau(self) -> None:
+        # 14 by direct evaluation of eq. (18)
+        assert np.argmin(PAPER.G(np.arange(1.0, 200.0))) + 1 == 14
 
 
 class TestProposition2:
     @pytest.mark.parametrize("resources", [1, 3])
     @settings(deadline=None, max_examples=100)
     @given(data=st.data())
-    def test_g_rises_from_the_upper_limit_on(
-        self, resources: int, data: st.DataObject
-    ) -> None:
+    def test_g_rises_beyond_the_limit(self, resources: int, data: st.DataObject) -> None:
         case = data.draw(setting(resources))
         limit = case.tau_upper_limit
         assume(limit < 2e5)
@@ -273,18 +268,14 @@ class TestProposition2:
     @pytest.mark.parametrize("resources", [1, 3])
     @settings(deadline=None, max_examples=100)
     @given(data=st.data())
-    def test_no_minimum_beyond_the_upper_limit(
-        self, resources: int, data: st.DataObject
-    ) -> None:
+    def test_minimum_is_within_the_limit(self, resources: int, data: st.DataObject) -> None:
         case = data.draw(setting(resources))
         limit = case.tau_upper_limit
         assume(limit < 2e5)
         assert np.argmin(case.G(np.arange(1.0, 3 * limit + 100))) + 1 <= np.ceil(limit)
 
-    def test_among_whole_numbers_the_minimum_may_be_the_next_one(self) -> None:
-        """The proposition's proof is about real τ: beyond τ₀ = 5.92 G rises, and still G(6)
-        is below G(5).
-        """
+    def test_integer_minimum_may_exceed_limit(self) -> None:
+        """The proof treats real τ. G rises beyond τ₀ = 5.92, but G(6) is below G(5)."""
         case = Setting(
             eta=1 / 32,
             phi=1,
@@ -300,14 +291,14 @@ class TestProposition2:
         assert np.argmin(case.G(np.arange(1.0, 50.0))) + 1 == 6
 
     def test_by_hand(self) -> None:
-        # ηβ = 1, R' = 100, C₁ = C₂ = 1: the third term, (1 + 0.5)/(0.5 log 2) - 1, is the
-        # largest.
+        # ηβ = 1, R' = 100, C₁ = C₂ = 1: the third term, (1 + 0.5)/(0.5 log 2) - 1, is
+        # the largest.
         case = Setting(
             eta=0.5, phi=0.01, rho=1, beta=2, delta=1, c=[1], b=[1], budget=[102]
         )
         assert case.tau_upper_limit == pytest.approx(3 / np.log(2) - 1)
 
-    def test_by_hand_where_resources_cross(self) -> None:
+    def test_by_hand_for_crossing_resources(self) -> None:
         # 0.01τ + 0.01 of the first resource's R' overtakes 0.5 of the second's at τ = 49.
         case = Setting(
             eta=0.5,
@@ -321,7 +312,7 @@ class TestProposition2:
         )
         assert case.tau_upper_limit == pytest.approx(49)
 
-    def test_refuses_a_budget_that_does_not_cover_one_round(self) -> None:
+    def test_budget_below_one_round_is_refused(self) -> None:
         with pytest.raises(ValueError, match="does not cover one round"):
             _ = Setting(
                 eta=0.5, phi=0.01, rho=1, beta=2, delta=1, c=[1], b=[1], budget=[2]
@@ -334,22 +325,22 @@ class TestBestRounds:
         assert theory.best_aggregations(10, c=0.05, b=0.2, budget=15) == 21
         assert theory.best_updates(10, c=0.05, b=0.2, budget=15) == 210
 
-    def test_the_scarcest_resource_decides(self) -> None:
+    def test_scarcest_resource_decides(self) -> None:
         # R' = (100, 65); a round of 3 costs (5, 10): min(20, 6.5).
         assert theory.best_aggregations(3, c=[1, 0], b=[2, 10], budget=[103, 75]) == 6
         assert theory.best_updates(3, c=[1, 0], b=[2, 10], budget=[103, 75]) == 18
 
-    def test_no_round_where_none_fits(self) -> None:
+    def test_zero_if_no_round_fits(self) -> None:
         assert theory.best_aggregations(1, c=2, b=2, budget=3) == 0
 
-    def test_nothing_that_costs_nothing_has_a_last_round(self) -> None:
+    def test_zero_costs_are_refused(self) -> None:
         with pytest.raises(ValueError, match="all costs are 0"):
             theory.best_aggregations(1, c=0, b=0, budget=3)
 
 
 @st.composite
 def descents(draw: st.DrawFn, spread: float) -> tuple[Regression, Trajectory, float]:
-    """A regression, its descent and η ≤ 1/β."""
+    """A random regression, its descent, and η ≤ 1/β."""
     regression = Regression.random(draw(st.integers(0, 2**32 - 1)), spread=spread)
     eta = draw(st.floats(0.02, 1.0)) / regression.beta
     return (
@@ -361,9 +352,10 @@ def descents(draw: st.DrawFn, spread: float) -> tuple[Regression, Trajectory, fl
 
 @settings(deadline=None, max_examples=80)
 @given(descents(spread=1.0))
-def test_theorem_1_distributed_descent_stays_within_h_of_centralized(
+def test_theorem_1_bounds_the_gap(
     case: tuple[Regression, Trajectory, float],
 ) -> None:
+    """Distributed descent stays within h of centralized descent."""
     regression, path, eta = case
     delta = regression.delta(path.v.reshape(-1, path.w.shape[1]))
     bound = theory.h(np.arange(path.tau + 1), eta=eta, beta=regression.beta, delta=delta)
@@ -372,10 +364,8 @@ def test_theorem_1_distributed_descent_stays_within_h_of_centralized(
         assert (gap <= bound + 1e-12).all()
 
 
-def test_theorem_1_is_no_loose_promise() -> None:
-    """For the second update the gap is of h's own size, so that the theorem's test could
-    fail.
-    """
+def test_theorem_1_is_tight() -> None:
+    """For the second update the gap is close to h, so the test above can fail."""
     worst = 0.0
     for seed in range(20):
         regression = Regression.random(seed, spread=1.0)
@@ -390,9 +380,10 @@ def test_theorem_1_is_no_loose_promise() -> None:
 
 @settings(deadline=None, max_examples=80)
 @given(descents(spread=1.0))
-def test_theorem_2_bounds_the_loss_at_the_best_aggregate(
+def test_theorem_2_bounds_the_loss(
     case: tuple[Regression, Trajectory, float],
 ) -> None:
+    """The bound holds for the best aggregated w."""
     regression, path, eta = case
     every = np.concatenate([path.w, path.v.reshape(-1, path.w.shape[1])])
     farthest = float(np.linalg.norm(path.aggregated[:-1] - regression.best, axis=1).max())
@@ -408,8 +399,9 @@ def test_theorem_2_bounds_the_loss_at_the_best_aggregate(
     assert min(regression.excess(w) for w in path.aggregated) <= float(bound)
 
 
-def test_lemma_2_bounds_the_loss_at_the_last_aggregate() -> None:
-    where_it_says_something = 0
+def test_lemma_2_bounds_the_loss() -> None:
+    """The bound holds for the last aggregated w."""
+    finite = 0
     for seed in range(60):
         regression = Regression.random(seed, spread=0.02)
         eta = 0.3 / regression.beta
@@ -429,11 +421,11 @@ def test_lemma_2_bounds_the_loss_at_the_last_aggregate() -> None:
             delta=regression.delta(every),
         )
         assert regression.excess(path.w[-1]) <= float(bound)
-        where_it_says_something += bool(np.isfinite(bound))
-    assert where_it_says_something >= 20
+        finite += bool(np.isfinite(bound))
+    assert finite >= 20
 
 
-def test_lemma_2_says_nothing_where_its_second_condition_fails() -> None:
+def test_lemma_2_infinity_without_condition_2() -> None:
     assert (
         theory.last_iterate_bound(
             10, 5, epsilon=1e-3, eta=0.1, phi=0.01, rho=1, beta=1, delta=1

@@ -1,4 +1,4 @@
-"""Runs that end before their budget is spent, and which w they give."""
+"""Runs that stop before their budget is spent, and which w they return."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,12 +42,10 @@ class TestTargets:
         st.integers(0, 99),
         st.sampled_from([10, 100]),
     )
-    def test_the_result_has_reached_it(
+    def test_stopped_run_has_reached_its_target(
         self, metric: str, share: float, method: str, seed: int, batch: int
     ) -> None:
-        """Anywhere between w(0) and what can be had: if a run says that it ended at its
-        target, its own figures do.
-        """
+        """Targets lie between the value of w(0) and the best reachable value."""
         value = 0.5 + share * 0.42 if metric == "accuracy" else 0.5 - share * 0.26
         run = prepared(
             until=(f"{metric}={value}",), method=method, seed=seed, batch_size=batch
@@ -64,7 +62,7 @@ class TestTargets:
         else:
             assert result.spent["time"] > 5
 
-    def test_any_one_ends_it(self) -> None:
+    def test_first_reached_target_stops_the_run(self) -> None:
         result = execute(prepared(until=("loss=0.01", "accuracy=0.8")))
         assert (result.stopped_by, result.until) == (
             "target",
@@ -74,41 +72,43 @@ class TestTargets:
         assert result.rounds[-1].accuracy == result.accuracy
         assert result.kept_round == result.rounds[-1].round
 
-    def test_a_lucky_mini_batch_does_not_end_it(self) -> None:
-        """On two samples at each node the loss comes below the target long before that on
-        all of them does.
+    def test_lucky_mini_batch_stops_no_run(self) -> None:
+        """With mini-batches of two samples, the mini-batch loss falls below the target long
+        before the loss over all samples does.
         """
         result = execute(prepared(until=("loss=0.27",), batch_size=2))
         first = next(record for record in result.rounds if record.loss <= 0.27)
         assert (result.stopped_by, result.loss <= 0.27) == ("target", True)
         assert first.round < result.rounds[-1].round
 
-    def test_where_samples_are_with_the_nodes(self) -> None:
-        """Seldom a run ends with a loss above the target, and then only by little."""
+    def test_targets_without_central_samples(self) -> None:
+        """The aggregator only has mini-batch losses. At most one of the stopped runs has a
+        loss above the target.
+        """
         wrong = []
         for seed in range(12):
             run = prepared(until=("loss=0.27",), seed=seed, batch_size=20, method="frugal")
-            elsewhere: PreparedRun = replace(run, train=None)  # type: ignore[arg-type]
-            result = execute(elsewhere)
+            distributed: PreparedRun = replace(run, train=None)  # type: ignore[arg-type]
+            result = execute(distributed)
             if result.stopped_by == "target":
                 assert result.loss <= 0.27
                 wrong.append(loss_over(run.model, result.w, run.train) > 0.27)
         assert len(wrong) >= 6
         assert sum(wrong) <= 1
 
-    def test_test_samples_are_looked_at_more_often(self) -> None:
-        def looks(**more: Any) -> int:
+    def test_target_adds_evaluations(self) -> None:
+        def evaluations_of(**more: Any) -> int:
             return sum(
                 each.accuracy is not None
                 for each in execute(prepared(tau=1, **more)).rounds
             )
 
-        assert 7 <= looks(evaluations=8) <= 10
-        assert 26 <= looks(evaluations=8, until=("accuracy=1",)) <= 40
+        assert 7 <= evaluations_of(evaluations=8) <= 10
+        assert 26 <= evaluations_of(evaluations=8, until=("accuracy=1",)) <= 40
 
-    def test_a_large_budget_does_not_delay_it(self) -> None:
-        """A two hundredth of the budget is hundreds of rounds; what is spent is hardly more
-        than with a small one.
+    def test_large_budget_delays_no_target(self) -> None:
+        """1/200 of the large budget is hundreds of rounds. The run still spends at most 1.2
+        times as much as with the small budget.
         """
         small, large = (
             execute(prepared(until=("accuracy=0.85",), tau=1, budget=(f"time={limit}",)))
@@ -117,7 +117,7 @@ class TestTargets:
         assert (small.stopped_by, large.stopped_by) == ("target", "target")
         assert large.spent["time"] < 1.2 * small.spent["time"]
 
-    def test_models_own_metric(self) -> None:
+    def test_custom_metric_as_target(self) -> None:
         torch = pytest.importorskip("torch")
         from fedbudget.models import TorchModel
 
@@ -156,21 +156,24 @@ class TestTargets:
         ),
     ],
 )
-def test_what_cannot_be_judged(more: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_targets_are_refused(
+    more: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """No run folder is created."""
     with pytest.raises(UserError, match=message):
         execute(prepared(**more), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("more", [{"until": ("accuracy=0.9",)}, {"keep": "best-on-test"}])
-def test_without_test_samples(more: dict[str, Any]) -> None:
+def test_test_samples_are_required(more: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="needs test samples, and there are none"):
         execute(replace(prepared(**more), test=None))
 
 
-def test_patience() -> None:
-    """The run ends with the first round in which the last ten are not a hundredth better
-    than the ten before.
+def test_patience_stops_on_a_plateau() -> None:
+    """The run stops at the first round after which ten rounds improved the loss by less
+    than 1 %.
     """
     result = execute(prepared(patience=10, budget=("time=60s",)))
     losses = [record.loss for record in result.rounds]
@@ -184,35 +187,33 @@ def test_patience() -> None:
     assert result.left["time"] > 30
 
 
-class TestKeeping:
-    def test_result_is_the_best_that_was_looked_at(self, tmp_path: Path) -> None:
+class TestKeep:
+    def test_result_is_the_best_evaluated(self, tmp_path: Path) -> None:
         result = execute(
             prepared(SMALL, keep="best-on-test", batch_size=5),
             out=tmp_path / "run",
             plot=False,
         )
-        looked = [each for each in result.rounds if each.accuracy is not None]
+        evaluated = [each for each in result.rounds if each.accuracy is not None]
         best = min(
-            looked,
+            evaluated,
             key=lambda each: (-(each.accuracy or 0), each.test_loss or 0, each.round),
         )
         assert (result.kept_round, result.accuracy) == (best.round, best.accuracy)
-        assert best.round < looked[-1].round
+        assert best.round < evaluated[-1].round
         assert Run.open(tmp_path / "run").model().w.tobytes() == result.w.tobytes()
         kept = KeptModel.load(tmp_path / "run")
         assert kept is not None
         assert (kept.round, kept.w.tobytes()) == (best.round, result.w.tobytes())
-        usual = execute(prepared(SMALL, batch_size=5)).accuracy
-        assert usual is not None
-        assert usual <= (best.accuracy or 0)
+        without_keep = execute(prepared(SMALL, batch_size=5)).accuracy
+        assert without_keep is not None
+        assert without_keep <= (best.accuracy or 0)
 
-    def test_a_target_comes_first(self) -> None:
+    def test_target_overrides_keep(self) -> None:
         result = execute(prepared(keep="best-on-test", until=("loss=0.3",)))
         assert (result.stopped_by, result.kept_round) == ("target", result.rounds[-1].round)
 
-    def test_a_run_that_goes_on_is_judged_as_if_it_had_never_stopped(
-        self, tmp_path: Path
-    ) -> None:
+    def test_resumed_evaluator_has_the_same_state(self, tmp_path: Path) -> None:
         run = prepared(SMALL, keep="best-on-test", batch_size=5)
         result = execute(run, out=tmp_path / "run", plot=False)
         evaluator = Evaluator(run)

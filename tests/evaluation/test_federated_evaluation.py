@@ -1,7 +1,7 @@
-"""Metrics of samples that stay with their nodes, over a real network stack: those of all
-samples together, by scikit-learn; and what they cost is charged.
+"""Evaluation on the nodes over gRPC: metrics equal those of scikit-learn on all samples
+together, and evaluation costs are charged.
 
-Nodes are threads of this process.
+The nodes are threads of this process.
 """
 
 import socket
@@ -19,16 +19,15 @@ from torch import Tensor, nn
 import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.models import TorchModel
-from fedbudget.models.builtin import Softmax
 from fedbudget.result import Result
 from fedbudget.runs.folder import Run
 
-LONG = 60.0  # seconds that nothing takes
+LONG = 60.0  # timeout in seconds, never reached
 FEATURES, CLASSES = 5, 3
 Arrays = tuple[NDArray[np.float32], NDArray[Any]]
 
 
-def made(seed: int, count: int, *, real: bool = False) -> Arrays:
+def make_samples(seed: int, count: int, *, real: bool = False) -> Arrays:
     rng = np.random.default_rng(seed)
     x = (rng.normal(size=(count, FEATURES)) + seed % 3 / 3).astype(np.float32)
     scores = x @ np.random.default_rng(7).normal(size=(FEATURES, CLASSES)) + rng.normal(
@@ -41,8 +40,8 @@ def wrong(output: Tensor, y: Tensor) -> Tensor:
     return (output.argmax(dim=1) != y).double().mean()
 
 
-SHARDS = [made(seed, 60) for seed in range(4)]
-TESTS = [made(10 + seed, 40 + 5 * seed) for seed in range(4)]
+SHARDS = [make_samples(seed, 60) for seed in range(4)]
+TESTS = [make_samples(10 + seed, 40 + 5 * seed) for seed in range(4)]
 
 
 @pytest.fixture
@@ -51,8 +50,8 @@ def nodes() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def served(pool: ThreadPoolExecutor, each: list[dict[str, Any]], **more: Any) -> Result:
-    """A run with a node for each of these."""
+def serve(pool: ThreadPoolExecutor, each: list[dict[str, Any]], **more: Any) -> Result:
+    """Run an aggregator and one node per entry, and return the result."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     joining: Any = {"give_up_after": LONG, "quiet": True}
@@ -60,7 +59,7 @@ def served(pool: ThreadPoolExecutor, each: list[dict[str, Any]], **more: Any) ->
         pool.submit(fedbudget.join, address, name=f"n{i}", **joining, **own)
         for i, own in enumerate(each)
     ]
-    asked = {
+    options = {
         "model": "softmax",
         "budget": "time=1000000s",
         "rounds": 12,
@@ -68,19 +67,17 @@ def served(pool: ThreadPoolExecutor, each: list[dict[str, Any]], **more: Any) ->
         "batch_size": 8,
         **more,
     }
-    result = fedbudget.serve(address, nodes=len(each), quiet=True, **asked)
+    result = fedbudget.serve(address, nodes=len(each), quiet=True, **options)
     for part in parts:
         assert part.result(LONG) >= len(result.rounds)
     return result
 
 
-def test_metrics_are_those_of_all_samples_together(
-    nodes: ThreadPoolExecutor, tmp_path: Path
-) -> None:
-    """And w is, to the bit, what it is without any evaluation."""
+def test_metrics_match_scikit_learn(nodes: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """Evaluation leaves w unchanged, to the bit."""
     shards: list[dict[str, Any]] = [{"data": shard} for shard in SHARDS]
     tested = [{**shard, "test": test} for shard, test in zip(shards, TESTS, strict=True)]
-    result = served(
+    result = serve(
         nodes,
         tested,
         out=tmp_path / "run",
@@ -88,22 +85,16 @@ def test_metrics_are_those_of_all_samples_together(
         budget="time=3s",
         rounds=None,
     )
-    without = served(nodes, shards, costs="simulated", budget="time=3s", rounds=None)
+    without = serve(nodes, shards, costs="simulated", budget="time=3s", rounds=None)
     assert result.w.tobytes() == without.w.tobytes()
     assert (without.accuracy, dict(without.metrics), dict(without.spread)) == (None, {}, {})
 
-    model, x, y = (
-        Softmax(FEATURES, CLASSES),
-        *(np.concatenate(part) for part in zip(*TESTS, strict=True)),
-    )
+    x, y = (np.concatenate(part) for part in zip(*TESTS, strict=True))
     outputs = (
         x @ result.w.reshape(CLASSES, -1)[:, :-1].T + result.w.reshape(CLASSES, -1)[:, -1]
     )
-    predicted, chances = (
-        outputs.argmax(axis=1),
-        np.exp(outputs - outputs.max(axis=1, keepdims=True)),
-    )
-    assert model.parameters == len(result.w)
+    predicted = outputs.argmax(axis=1)
+    scores = np.exp(outputs - outputs.max(axis=1, keepdims=True))
     assert result.accuracy == sk.accuracy_score(y, predicted)
     assert result.metrics["balanced_accuracy"] == pytest.approx(
         sk.balanced_accuracy_score(y, predicted), rel=1e-12
@@ -112,14 +103,14 @@ def test_metrics_are_those_of_all_samples_together(
         sk.f1_score(y, predicted, average="macro"), rel=1e-12
     )
     area = sk.roc_auc_score(
-        y, chances / chances.sum(axis=1, keepdims=True), multi_class="ovr"
+        y, scores / scores.sum(axis=1, keepdims=True), multi_class="ovr"
     )
     assert result.metrics["auc"] == pytest.approx(area, abs=1e-3)
     assert result.to_beat == {"accuracy": np.bincount(y).max() / len(y)}
     ends = np.cumsum([len(actual) for _, actual in TESTS])[:-1]
-    of_nodes = [np.mean(right) for right in np.split(predicted == y, ends)]
+    per_node = [np.mean(right) for right in np.split(predicted == y, ends)]
     expected = dict(
-        zip(("worst", "tenth", "median"), np.quantile(of_nodes, [0, 0.1, 0.5]), strict=True)
+        zip(("worst", "tenth", "median"), np.quantile(per_node, [0, 0.1, 0.5]), strict=True)
     )
     assert result.spread == pytest.approx({"nodes": 4, **expected})
 
@@ -132,12 +123,14 @@ def test_metrics_are_those_of_all_samples_together(
     ]
 
 
-def test_real_targets_in_their_own_units(nodes: ThreadPoolExecutor, tmp_path: Path) -> None:
-    """A .csv is standardised over all nodes; what is held back has no part in that."""
+def test_regression_metrics_have_original_units(
+    nodes: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    """A .csv is standardised over all nodes, without the test samples."""
     files: list[dict[str, Any]] = []
     trained, tested = [], []
     for seed in range(3):
-        x, y = made(seed, 80, real=True)
+        x, y = make_samples(seed, 80, real=True)
         rows = np.column_stack([x, 5000 + 40 * y])
         order = np.random.default_rng(0).permutation(80)
         trained.append(rows[order[20:]])
@@ -148,7 +141,7 @@ def test_real_targets_in_their_own_units(nodes: ThreadPoolExecutor, tmp_path: Pa
             + "".join(",".join(map(repr, row)) + "\n" for row in rows.tolist())
         )
         files.append({"data": str(path), "test_share": 0.25})
-    result = served(nodes, files, model="linear")
+    result = serve(nodes, files, model="linear")
     assert result.accuracy is None
     known, new = np.concatenate(trained), np.concatenate(tested)
     mean, deviation = known.mean(axis=0), known.std(axis=0)
@@ -160,37 +153,37 @@ def test_real_targets_in_their_own_units(nodes: ThreadPoolExecutor, tmp_path: Pa
     }
     assert result.metrics == pytest.approx(expected, rel=1e-5)
     assert result.to_beat == {"rmse": pytest.approx(new[:, -1].std(), rel=1e-6)}
-    of_nodes = [np.sqrt(np.mean((part[:, -1] - guess) ** 2)) for part, guess in
+    per_node = [np.sqrt(np.mean((part[:, -1] - guess) ** 2)) for part, guess in
                 zip(tested, np.split(predicted, 3), strict=True)]  # fmt: skip
-    assert result.spread["worst"] == pytest.approx(max(of_nodes), rel=1e-5)
-    assert result.spread["median"] == pytest.approx(np.median(of_nodes), rel=1e-5)
+    assert result.spread["worst"] == pytest.approx(max(per_node), rel=1e-5)
+    assert result.spread["median"] == pytest.approx(np.median(per_node), rel=1e-5)
 
 
-def test_what_it_costs_is_charged_and_is_no_part_of_a_rounds_costs(
+def test_evaluation_cost_is_charged_separately(
     nodes: ThreadPoolExecutor,
 ) -> None:
     tested: list[dict[str, Any]] = [
         {"data": SHARDS[0], "test": TESTS[0]},
         {"data": SHARDS[1]},
     ]
-    result = served(nodes, tested, budget=["time=1000000s", "bytes=1GB"])
+    result = serve(nodes, tested, budget=["time=1000000s", "bytes=1GB"])
     before = dict.fromkeys(result.budget, 0.0)
     for record in result.rounds:
         for name, spent in record.spent.items():
-            besides = (
+            extra = (
                 spent - before[name] - max(1, record.tau) * record.c[name] - record.b[name]
             )
-            assert (besides > 1e-6 * (spent - before[name])) == bool(record.metrics)
+            assert (extra > 1e-6 * (spent - before[name])) == bool(record.metrics)
         before = record.spent
     assert result.spread["nodes"] == 1
 
 
-def test_a_run_ends_at_a_target_that_nodes_have_seen(nodes: ThreadPoolExecutor) -> None:
+def test_run_stops_at_federated_target(nodes: ThreadPoolExecutor) -> None:
     tested: list[dict[str, Any]] = [
         {"data": SHARDS[0], "test": TESTS[0]},
         {"data": SHARDS[1], "test": TESTS[1]},
     ]
-    result = served(
+    result = serve(
         nodes,
         tested,
         rounds=400,
@@ -203,14 +196,14 @@ def test_a_run_ends_at_a_target_that_nodes_have_seen(nodes: ThreadPoolExecutor) 
     assert result.metrics == result.rounds[-1].metrics
 
 
-def test_a_models_own_metric_is_the_mean_by_samples(nodes: ThreadPoolExecutor) -> None:
-    """And a run can end by it, whichever way it has to go from w(0)."""
+def test_custom_metric_is_the_sample_mean(nodes: ThreadPoolExecutor) -> None:
+    """It also works as a target: it must fall from its value for w(0)."""
     model = TorchModel(lambda: nn.Linear(FEATURES, CLASSES), metrics={"wrong": wrong})
     tested: list[dict[str, Any]] = [
         {"data": shard, "test": test, "model": model}
         for shard, test in zip(SHARDS, TESTS, strict=True)
     ]
-    result = served(
+    result = serve(
         nodes,
         tested,
         model=model,
@@ -223,15 +216,15 @@ def test_a_models_own_metric_is_the_mean_by_samples(nodes: ThreadPoolExecutor) -
     assert result.metrics["wrong"] == pytest.approx(1 - (result.accuracy or 0), rel=1e-12)
 
 
-def test_what_nodes_cannot_say_is_refused_before_the_first_round(
+def test_unknown_metric_is_refused(
     nodes: ThreadPoolExecutor,
 ) -> None:
     tested: list[dict[str, Any]] = [{"data": SHARDS[0], "test": TESTS[0]}]
     with pytest.raises(UserError, match="unknown metric of until 'rmse'"):
-        served(nodes, tested, until="rmse=0.6")
+        serve(nodes, tested, until="rmse=0.6")
 
 
-def test_too_few_to_test_on() -> None:
+def test_too_few_test_samples_are_refused() -> None:
     x, y = SHARDS[0]
     with pytest.raises(UserError, match="6 samples of data are too few to test on"):
         fedbudget.join("127.0.0.1:1", data=(x, y), test_share=0.1)

@@ -1,4 +1,4 @@
-"""Overfitting is said of losses that turn, and not of noise."""
+"""Overfitting is reported for losses that turn, and not for noise."""
 
 from collections.abc import Callable
 
@@ -10,22 +10,23 @@ from fedbudget.runs.record import RoundRecord
 from support.made_runs import record
 
 
-def run(
+def simulated_records(
     test: Callable[[float], float], train: Callable[[float], float], noise: float, seed: int
 ) -> list[RoundRecord]:
-    """200 rounds, of which every fourth is tested; losses are functions of the share that
-    is over.
+    """Return 200 rounds with a test loss in every fourth.
+
+    The losses are functions of the completed share of the run.
     """
     rng = np.random.default_rng(seed)
 
-    def noisy(value: float) -> float:
+    def with_noise(value: float) -> float:
         return value * (1 + noise * rng.normal())
 
     return [
         record(
             at,
-            loss=noisy(train(at / 200)),
-            test_loss=noisy(test(at / 200)) if at % 4 == 1 else None,
+            loss=with_noise(train(at / 200)),
+            test_loss=with_noise(test(at / 200)) if at % 4 == 1 else None,
         )
         for at in range(1, 201)
     ]
@@ -36,7 +37,7 @@ def falling(share: float) -> float:
 
 
 def turning(share: float) -> float:
-    """The least is in the middle."""
+    """Lowest in the middle."""
     return 0.5 + (share - 0.5) ** 2
 
 
@@ -45,12 +46,12 @@ def flat(share: float) -> float:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03])
-def test_a_turn_is_found(noise: float) -> None:
+def test_turn_is_detected(noise: float) -> None:
     for seed in range(10):
-        found = overfitting(run(turning, falling, noise, seed))
-        assert found is not None
-        assert 60 <= found.round <= 140
-        assert found.test_loss < 0.53 < 0.6 < found.final_test_loss
+        report = overfitting(simulated_records(turning, falling, noise, seed))
+        assert report is not None
+        assert 60 <= report.round <= 140
+        assert report.test_loss < 0.53 < 0.6 < report.final_test_loss
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.1])
@@ -64,14 +65,16 @@ def test_a_turn_is_found(noise: float) -> None:
         (flat, flat),
     ],
 )
-def test_no_turn_is_found_in_noise(
+def test_noise_is_no_turn(
     test: Callable[[float], float], train: Callable[[float], float], noise: float
 ) -> None:
-    assert [overfitting(run(test, train, noise, seed)) for seed in range(30)] == [None] * 30
+    assert [
+        overfitting(simulated_records(test, train, noise, seed)) for seed in range(30)
+    ] == [None] * 30
 
 
-def test_few_looks_say_nothing() -> None:
-    records = run(turning, falling, 0.0, 0)
-    assert overfitting(records[:120]) is None  # some looks after the least, but not enough
+def test_few_evaluations_give_no_report() -> None:
+    records = simulated_records(turning, falling, 0.0, 0)
+    assert overfitting(records[:120]) is None  # too few evaluations after the lowest
     assert overfitting(records[:5]) is None
     assert overfitting([]) is None

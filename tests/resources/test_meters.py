@@ -1,6 +1,4 @@
-"""The meters of a budget: costs in its order, how each is known, what is expected, and how
-they go on from a state.
-"""
+"""Meters of a budget: costs, their sources, expected costs, and saved state."""
 
 import json
 import math
@@ -29,14 +27,14 @@ def simulated(seed: int = 4, network: bool = False) -> Metering:
     return Metering(SimulatedTime(SGD, np.random.default_rng(seed)), network, DECLARED)
 
 
-def test_costs_come_in_the_order_of_the_budget() -> None:
+def test_costs_follow_the_budget_order() -> None:
     costs = Meters.of(EVERYTHING, MEASURED[0]).read(usage())
     assert costs.step.tolist() == pytest.approx([0.005, 0, 0.5, 6.0, 0.75])
     assert costs.aggregation.tolist() == pytest.approx([0.03, 2_000_000, 2.0, 26.0, 1.0])
 
 
 @pytest.mark.parametrize("network", [False, True])
-def test_simulated_time_gives_all_other_costs(network: bool) -> None:
+def test_simulated_time_determines_other_costs(network: bool) -> None:
     time = SimulatedTime(SGD, np.random.default_rng(4)).read(usage())
     c, b = time.step, time.aggregation
     costs = Meters.of(EVERYTHING, simulated(network=network)).read(usage())
@@ -46,13 +44,13 @@ def test_simulated_time_gives_all_other_costs(network: bool) -> None:
     )
 
 
-def test_expected_costs_follow_from_the_mean_time() -> None:
+def test_expected_costs_use_mean_time() -> None:
     expected = Meters.of(Budget.parse(["cpu=1s", "time=1s"]), simulated()).expect(usage())
     assert expected.step.tolist() == [4 * 0.013015156, 0.013015156]
     assert expected.aggregation.tolist() == [0, 0.131604348]
 
 
-def test_every_resource_has_its_source() -> None:
+def test_sources() -> None:
     declared = {"money": "declared", "bytes": "declared", "energy": "declared"}
     measured, network = (Meters.of(EVERYTHING, how) for how in MEASURED)
     assert measured.sources == {**declared, "time": "measured", "cpu": "measured"}
@@ -71,7 +69,7 @@ def test_every_resource_has_its_source() -> None:
 
 
 @pytest.mark.parametrize("metering", MEASURED)
-def test_unknown_readings_matter_only_where_they_count(metering: Metering) -> None:
+def test_unknown_reading_of_unbudgeted_resource(metering: Metering) -> None:
     unknown = usage(cpu=CombinedReading(math.nan, 1.0, 4))
     with pytest.raises(MeterError, match=r"the CPU time of a round is unknown.*nan"):
         Meters.of(Budget({"cpu": 1.0}), metering).read(unknown)
@@ -87,8 +85,8 @@ def test_unknown_readings_matter_only_where_they_count(metering: Metering) -> No
         ("time=1s", ["time"]),
     ],
 )
-def test_counters_are_read_as_far_as_needed(budget: str, names: list[str]) -> None:
-    """A machine's energy is not that of nodes which are simulated on it."""
+def test_only_needed_counters_are_read(budget: str, names: list[str]) -> None:
+    """The energy counter of this machine is not read for simulated nodes."""
     assert (
         list(Meters.of(Budget.parse([budget]), Metering()).counters().read().values)
         == names
@@ -98,7 +96,7 @@ def test_counters_are_read_as_far_as_needed(budget: str, names: list[str]) -> No
 class TestState:
     METERED = CombinedReading(4.0, 55.0, nodes=4)
 
-    def test_restored_meters_go_on_as_the_first_would(self) -> None:
+    def test_restored_meters_continue(self) -> None:
         metering = Metering(network=True, declared={"watts": 3.0, "joules_per_byte": 0.0})
         first, second = (Meters.of(EVERYTHING, metering) for _ in range(2))
         for seconds in (0.1, 0.3):
@@ -109,7 +107,7 @@ class TestState:
         again = usage(replace(TIME, step=0.2), CPU, self.METERED)
         assert second.read(again).step.tolist() == first.read(again).step.tolist()
 
-    def test_restored_simulated_meters_draw_what_the_first_would(self) -> None:
+    def test_restored_simulated_meters_continue(self) -> None:
         first, second = (
             Meters.of(Budget({"time": 1e6}), simulated(seed)) for seed in (1, 2)
         )

@@ -1,4 +1,4 @@
-"""Options: what a declaration makes of a value, and how it says what it wants."""
+"""Options: conversion of values by declared type, and error messages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from fedbudget.settings.option import (
 
 @dataclass(frozen=True)
 class Example:
-    where: str = option(REQUIRED, "Where.", "data")
+    path: str = option(REQUIRED, "Path.", "data")
     count: Count = option(1, "A count.", "data")
     rate: Positive | Literal["auto"] | None = option(None, "A rate.", "data", ("run",))
     shares: tuple[NotNegative, ...] = option((), "Shares.", "data")
@@ -28,21 +28,21 @@ class Example:
     kind_of: Literal["plain", "momentum"] = option("plain", "Which.", "data")
 
 
-KNOWN = declarations(Example)
+DECLARED = declarations(Example)
 
 
-def test_declarations_are_of_the_fields_in_their_order() -> None:
-    assert list(KNOWN) == ["where", "count", "rate", "shares", "names", "sure", "kind_of"]
-    assert [name for name, declared in KNOWN.items() if declared.required] == ["where"]
-    assert KNOWN["rate"].words == ("auto",)
-    assert (KNOWN["rate"].kinds, KNOWN["shares"].kinds[0]) == (
+def test_declarations_follow_the_fields() -> None:
+    assert list(DECLARED) == ["path", "count", "rate", "shares", "names", "sure", "kind_of"]
+    assert [name for name, declared in DECLARED.items() if declared.required] == ["path"]
+    assert DECLARED["rate"].words == ("auto",)
+    assert (DECLARED["rate"].kinds, DECLARED["shares"].kinds[0]) == (
         (float,),
         tuple[NotNegative, ...],
     )
-    assert KNOWN["rate"].within("run")
-    assert not KNOWN["rate"].within("join")
-    assert KNOWN["count"].within("join")
-    assert Example(where="here").names == ("a", "b")
+    assert DECLARED["rate"].within("run")
+    assert not DECLARED["rate"].within("join")
+    assert DECLARED["count"].within("join")
+    assert Example(path="here").names == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -57,20 +57,18 @@ def test_declarations_are_of_the_fields_in_their_order() -> None:
         ("names", ["x"], ("x",)),
     ],
 )
-def test_a_value_becomes_what_the_type_has(
-    name: str, value: object, expected: object
-) -> None:
-    found = KNOWN[name].converted(value)
-    assert (found, type(found)) == (expected, type(expected))
+def test_values_are_converted(name: str, value: object, expected: object) -> None:
+    converted_value = DECLARED[name].converted(value)
+    assert (converted_value, type(converted_value)) == (expected, type(expected))
 
 
-def test_a_text_is_a_number_only_where_it_may_be() -> None:
-    assert KNOWN["count"].converted("7", text=True) == 7
-    assert KNOWN["shares"].converted("1,0.5", text=True) == (1.0, 0.5)
+def test_text_is_converted_on_request() -> None:
+    assert DECLARED["count"].converted("7", text=True) == 7
+    assert DECLARED["shares"].converted("1,0.5", text=True) == (1.0, 0.5)
     with pytest.raises(
         UserError, match="count must be a whole number of at least 1, not '7'"
     ):
-        KNOWN["count"].converted("7")
+        DECLARED["count"].converted("7")
 
 
 @pytest.mark.parametrize(
@@ -87,23 +85,20 @@ def test_a_text_is_a_number_only_where_it_may_be() -> None:
             "momentun",
             "kind_of must be plain or momentum, not 'momentun'; did you mean momentum?",
         ),
-        ("where", None, "where must be a text, not None"),
+        ("path", None, "path must be a text, not None"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_would(
-    name: str, value: Any, message: str
-) -> None:
+def test_wrong_values_are_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(UserError) as refused:
-        KNOWN[name].converted(value)
+        DECLARED[name].converted(value)
     assert str(refused.value) == message
 
 
 @pytest.mark.parametrize(
     ("spell", "name"), [(str, "kind_of"), (key, "kind-of"), (flag, "--kind-of")]
 )
-def test_errors_name_the_option_as_the_reader_does(
-    spell: Callable[[str], str], name: str
-) -> None:
+def test_errors_spell_the_option_name(spell: Callable[[str], str], name: str) -> None:
+    """Errors use the spelling of Python, of files, or of the command line."""
     with pytest.raises(UserError) as refused:
-        KNOWN["kind_of"].converted(1)
+        DECLARED["kind_of"].converted(1)
     assert refused.value.spelled(spell) == f"{name} must be plain or momentum, not 1"

@@ -1,5 +1,5 @@
-"""Settings: what they may be in each language, what is refused, and that writing and
-reading change nothing.
+"""Settings: accepted and refused values in Python and in files, and lossless writing and
+reading.
 """
 
 from dataclasses import fields
@@ -21,7 +21,7 @@ from fedbudget.settings.settings import DATASETS, MODELS, Settings
 from fedbudget.settings.types import SettingsOptions
 
 positive = st.floats(1e-9, 1e9)
-settings_of_any_kind = st.builds(
+any_settings = st.builds(
     Settings,
     model=st.none() | st.text(max_size=20),
     dataset=st.text(max_size=40),
@@ -49,9 +49,9 @@ def read(folder: Path, text: str) -> dict[str, object]:
     return Settings.from_toml(path)
 
 
-@hypothesis_settings(deadline=None)  # it writes files
-@given(settings=settings_of_any_kind)
-def test_settings_written_and_read_are_the_same(
+@hypothesis_settings(deadline=None)  # writes files
+@given(settings=any_settings)
+def test_toml_round_trip(
     settings: Settings, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("settings") / "config.toml"
@@ -59,7 +59,7 @@ def test_settings_written_and_read_are_the_same(
     assert Settings(**Settings.from_toml(path)) == settings
 
 
-def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> None:
+def test_file_contains_every_option(tmp_path: Path) -> None:
     everything = Settings(
         model="softmax",
         nodes=5,
@@ -108,19 +108,20 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
     assert "step-size = 0.01" in Settings(step_size=0.01).to_toml().splitlines()
 
 
-def test_a_file_may_say_only_some(tmp_path: Path) -> None:
+def test_file_may_contain_some_options(tmp_path: Path) -> None:
     assert read(tmp_path, "nodes = 7\nbatch-size = 'full'\n") == {
         "nodes": 7,
         "batch_size": "full",
     }
 
 
-def test_one_limit_needs_no_list_and_whole_numbers_may_stand_for_real_ones(
+def test_file_values_are_converted(
     tmp_path: Path,
 ) -> None:
-    found = read(tmp_path, "budget = 'time=3s'\nphi = 1\n")
-    assert found["budget"] == ("time=3s",)
-    assert (found["phi"], type(found["phi"])) == (1.0, float)
+    """A single limit needs no list, and an integer is accepted for a float."""
+    settings = read(tmp_path, "budget = 'time=3s'\nphi = 1\n")
+    assert settings["budget"] == ("time=3s",)
+    assert (settings["phi"], type(settings["phi"])) == (1.0, float)
 
 
 @pytest.mark.parametrize(
@@ -142,14 +143,13 @@ def test_one_limit_needs_no_list_and_whole_numbers_may_stand_for_real_ones(
         ("nodes = ", "is not valid TOML"),
     ],
 )
-def test_a_wrong_file_is_refused_by_name_and_key(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """The message names the file and the key."""
     with pytest.raises(UserError, match=rf"settings\.toml.*{message}"):
         read(tmp_path, text)
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"none\.toml cannot be read: No such file or directory"
     ):
@@ -206,7 +206,8 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ),
         (
             {"speeds": "fast"},
-            r"speeds must be a number for each node, such as 4,4,1,1,1, or lognormal:SPREAD .* 'fast'",
+            r"speeds must be a number for each node, such as 4,4,1,1,1, "
+            r"or lognormal:SPREAD .* 'fast'",
         ),
         ({"speeds": "lognormal:9"}, "a spread of at most 5, not 'lognormal:9'"),
         (
@@ -256,32 +257,31 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
     ],
 )
-def test_wrong_values_are_refused_when_settings_are_made(
-    wrong: dict[str, object], message: str
-) -> None:
+def test_wrong_values_are_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Settings(**wrong)  # type: ignore[arg-type]
 
 
-def test_numbers_of_numpy_are_taken_as_pythons() -> None:
-    made = Settings(nodes=np.int64(4), step_size=np.float64(0.5), speeds=[np.float32(2), 1])  # type: ignore[arg-type]
-    assert made == Settings(nodes=4, step_size=0.5, speeds=(2.0, 1.0))
-    assert [type(value) for value in (made.nodes, made.step_size)] == [int, float]
+def test_numpy_numbers_are_converted() -> None:
+    values: dict[str, Any] = {"nodes": np.int64(4), "step_size": np.float64(0.5)}
+    settings = Settings(**values, speeds=[np.float32(2), 1])  # type: ignore[arg-type]
+    assert settings == Settings(nodes=4, step_size=0.5, speeds=(2.0, 1.0))
+    assert [type(value) for value in (settings.nodes, settings.step_size)] == [int, float]
 
 
-def test_one_limit_or_a_text_of_several() -> None:
+def test_budget_may_be_one_text() -> None:
     assert Settings(budget="time=3s") == Settings(budget=("time=3s",))  # type: ignore[arg-type]
     assert Settings(budget="time=3s, bytes=1MB").budget == ("time=3s", "bytes=1MB")  # type: ignore[arg-type]
 
 
-def test_known_names_are_those_of_the_catalogues() -> None:
+def test_known_names_match_the_catalogues() -> None:
     assert (tuple(catalogue.MODELS), tuple(data.DATASETS)) == (MODELS, DATASETS)
 
 
 class TestFromPython:
-    def test_arguments_agree_with_the_fields(self) -> None:
-        """`train` has some of types of its own, which take more, and all else with the
-        fields'.
+    def test_arguments_match_the_fields(self) -> None:
+        """Some arguments of `train` accept more types than the fields. All others have the
+        same type.
         """
         wider = ("model", "dataset", "budget", "until", "step_size", "update", "combine")
         fields_of = {
@@ -291,12 +291,16 @@ class TestFromPython:
         }
         assert get_type_hints(SettingsOptions, include_extras=True) == fields_of
 
-    def test_case_and_task_are_short_for_settings(self) -> None:
+    def test_case_and_task_are_shortcuts(self) -> None:
         assert Settings.from_python(case=3, nodes=2) == Settings(
             partition="case:3", nodes=2
         )
-        made = Settings.from_python(task="svm-sgd-mnist", budget="time=2s", phi=1)
-        assert (made.dataset, made.budget, made.phi) == ("mnist", ("time=2s",), 1.0)
+        settings = Settings.from_python(task="svm-sgd-mnist", budget="time=2s", phi=1)
+        assert (settings.dataset, settings.budget, settings.phi) == (
+            "mnist",
+            ("time=2s",),
+            1.0,
+        )
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -314,6 +318,6 @@ class TestFromPython:
             ),
         ],
     )
-    def test_errors_speak_of_arguments(self, options: dict[str, Any], message: str) -> None:
+    def test_errors_name_the_argument(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(UserError, match=message):
             fedbudget.train(**options)
