@@ -110,8 +110,8 @@ class MoreNoise:
     source: Noise
     times: float
 
-    def draw(self, round_: int, rho: float, size: int) -> Float64:
-        return math.sqrt(self.times) * self.source.draw(round_, rho, size)
+    def draw(self, round_: int, size: int) -> Float64:
+        return math.sqrt(self.times) * self.source.draw(round_, size)
 
 
 @contextmanager
