@@ -1,4 +1,4 @@
-"""The architecture: imports point one way, files are one idea, names mean one thing."""
+"""Architecture: imports point one way, a file is one idea, a name means one thing."""
 
 import ast
 import subprocess
@@ -167,7 +167,7 @@ def test_folder_size() -> None:
 
 
 def test_one_assignment_per_statement() -> None:
-    """No `a, b = x, y` that only saves a line. A swap needs its old values and is allowed."""
+    """No `a, b = x, y` that only saves a line; a swap is allowed."""
     found = []
     for module, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -177,7 +177,7 @@ def test_one_assignment_per_statement() -> None:
 
 
 def is_line_saver(node: ast.Assign) -> bool:
-    """True for a tuple of targets and a tuple of values that could be separate statements."""
+    """Return whether a tuple assignment could be separate statements."""
     target = node.targets[0]
     if not isinstance(target, ast.Tuple) or not isinstance(node.value, ast.Tuple):
         return False
@@ -203,7 +203,8 @@ def test_class_names_are_unique() -> None:
 def test_core_imports_no_extra() -> None:
     """`import fedbudget.protocol.fleet` loads none of the optional libraries."""
     extras = ("torch", "grpc", "ray", "flwr", "matplotlib", "cryptography", "numba")
-    code = f"import sys, fedbudget.protocol.fleet; print([n for n in {extras} if n in sys.modules])"
+    code = "import sys, fedbudget.protocol.fleet\n"
+    code += f"print([name for name in {extras} if name in sys.modules])"
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -1,10 +1,10 @@
-"""The documentation does what it says: every block of every page, and of the README, is run
-or at least understood.
+"""Every code block of the README and of the documentation runs, or at least parses.
 
-Blocks of a page are run in their order, in one empty folder, with the real command line;
-Python blocks share their variables. What a page shows to be printed must be printed, with
-about the same numbers. Commands of blocks that cannot be run here are parsed by the real
-parser; pages say which these are, and why (tests/doc_blocks.py)."""
+The blocks of a page run in order, in one empty folder, with the installed command. Python
+blocks share their variables. The output that a page shows must be printed, with about the
+same numbers. Blocks that cannot run here are only parsed; a comment in the page gives the
+reason (tests/support/doc_blocks.py).
+"""
 
 import os
 import re
@@ -21,33 +21,25 @@ import typer
 from fedbudget.cli.main import app
 from fedbudget.cli.options import settings_from
 from fedbudget.errors import UserError
-from support.browser import chromium, looking
+from support.browser import chromium, open_page
 from support.doc_blocks import Block, blocks_of, filled_in, runnable
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SLOW = [page for page in PAGES if any(block.marker == "slow" for block in blocks_of(page))]
 LANGUAGES = {"sh", "console", "python", "ini", "toml", "text"}
-ENDS = {
-    ":",
-    "base64",
-    "cat",
-    "chmod",
-    "fedbudget",
-    "head",
-    "ls",
-}  # programs that a test may start
-GOES_ON = {"serve", "join", "dashboard"}  # commands that do not end by themselves
-PATIENCE = 300.0  # seconds
+PROGRAMS = {":", "base64", "cat", "chmod", "fedbudget", "head", "ls"}  # may be started
+ENDLESS = {"serve", "join", "dashboard"}  # commands that do not end by themselves
+TIMEOUT = 300.0  # seconds
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @pages
-def test_every_block_is_of_a_kind_that_is_looked_at(page: Path) -> None:
+def test_blocks_have_a_known_language(page: Path) -> None:
     for block in blocks_of(page):
         assert block.language in LANGUAGES, (
-            f"{block}: say what it is; text, if nothing can be done with it"
+            f"{block}: name its language; use text for everything else"
         )
         if block.language == "text":
             assert not re.search(r"^(\$ )?(fedbudget|pip) ", block.text, re.MULTILINE), (
@@ -58,7 +50,7 @@ def test_every_block_is_of_a_kind_that_is_looked_at(page: Path) -> None:
 
 
 @pages
-def test_commands_and_their_options_exist(page: Path) -> None:
+def test_commands_and_options_exist(page: Path) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
         "project"
     ]["optional-dependencies"]
@@ -69,7 +61,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             ), f"{block}: {script}"
         for words in block.commands:
             if Path(words[0]).name == "fedbudget":
-                understood(block, words[1:])
+                parse(block, words[1:])
             if words[:2] == ["pip", "install"]:
                 wanted = re.findall(r"\[([\w,]+)\]", " ".join(words))
                 assert {extra for each in wanted for extra in each.split(",")} <= set(
@@ -80,26 +72,26 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 
 
 @pages
-def test_blocks_run_as_they_are_written(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run([block for block in blocks_of(page) if not block.marker], tmp_path, monkeypatch)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_blocks(
+        [block for block in blocks_of(page) if not block.marker], tmp_path, monkeypatch
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SLOW, ids=lambda page: page.name)
-def test_slow_blocks_run_too(
+def test_slow_blocks_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(
+    run_blocks(
         [block for block in blocks_of(page) if block.marker != "parsed only"],
         tmp_path,
         monkeypatch,
     )
 
 
-def test_the_reference_has_every_command_and_every_option() -> None:
-    reference = of_docs("command_line").markdown()
+def test_reference_lists_every_option() -> None:
+    reference = docs_module("command_line").markdown()
     section = re.compile(
         r"^## fedbudget ([\w ]+) \{.*?\}\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
     )
@@ -114,21 +106,21 @@ def test_the_reference_has_every_command_and_every_option() -> None:
     assert {name.split()[0] for name in sections} == set(commands)
 
 
-def test_the_glossary_has_every_letter_and_word_once() -> None:
+def test_glossary_has_every_term_once() -> None:
     text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)
     rows = [re.sub(r"\(.*?\)", "", row) for row in rows if row not in ("letter", "word")]
     terms = [term.strip() for row in rows for term in row.split(",")]
     assert [term for term in terms if terms.count(term) > 1] == []
     letters = "w w^f F D N τ γ φ η ρ β δ h G T K M R s c b"
-    words = "node, fleet, aggregator, round, local update, shard, budget, spent, estimate, controller, step size"
-    words += ", update rule, engine, run, settings, task"
+    words = "node, fleet, aggregator, round, local update, shard, budget, spent, estimate"
+    words += ", controller, step size, update rule, engine, run, settings, task"
     assert {*letters.split(), *words.split(", ")} <= set(terms)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The documentation's pages, built without a warning."""
+    """Build the documentation without warnings."""
     folder = tmp_path_factory.mktemp("site")
     mkdocs = [
         sys.executable,
@@ -150,15 +142,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
-    made = {
+def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
+    html_pages = {
         path.relative_to(site).as_posix(): path.read_text(encoding="utf-8")
         for path in site.rglob("*.html")
     }
     assert {"index.html", "reference/command-line.html", "reference/python.html"} <= set(
-        made
+        html_pages
     )
-    for name, html in made.items():
+    for name, html in html_pages.items():
         loads = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?([^\" >]+)", html)
         loads += re.findall(r"<link\b[^>]*\bhref=\"?([^\" >]+)", html)
         assert loads
@@ -166,18 +158,20 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pages_are_searched_from_disk_and_blocks_fit(site: Path) -> None:
-    with chromium() as browser, looking(browser, width=1440) as look:
-        page = look.page
+def test_search_works_and_blocks_fit(site: Path) -> None:
+    """Search works for pages opened from disk, and no code block needs a scroll bar."""
+    with chromium() as browser, open_page(browser, width=1440) as opened:
+        page = opened.page
         page.goto((site / "research" / "rivals.html").as_uri())
         page.click(".md-search__input")
         page.keyboard.type("SCAFFOLD")
         page.wait_for_function(
-            "/matching document/.test(document.querySelector('.md-search-result__meta').innerText)"
+            "/matching document/.test("
+            "document.querySelector('.md-search-result__meta').innerText)"
         )
         assert (
-            look.complaints,
-            [each for each in look.requests if not each.startswith("file:")],
+            opened.console_errors,
+            [each for each in opened.requests if not each.startswith("file:")],
         ) == ([], [])
         for file in [
             path
@@ -185,15 +179,18 @@ def test_pages_are_searched_from_disk_and_blocks_fit(site: Path) -> None:
             if "source" not in path.relative_to(site).parts
         ]:
             page.goto(file.as_uri())
-            wide = "[...document.querySelectorAll('pre > code')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+            wide = "[...document.querySelectorAll('pre > code')]"
+            wide += ".filter(e => e.scrollWidth > e.clientWidth + 1).length"
             assert page.evaluate(wide) == 0, file
 
 
-def test_commands_are_found_wherever_a_shell_would_start_one(tmp_path: Path) -> None:
+def test_commands_are_extracted_from_blocks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "text\n\n<!-- parsed only: why -->\n\n    for x in a b; do fedbudget data get $x; done   # fedbudget no\n"
-        "    A=$(head -c 9 k) fedbudget run \\\n        --case 2 > out && fedbudget show runs/NAME | cat\n\n"
+        "text\n\n<!-- parsed only: why -->\n\n"
+        "    for x in a b; do fedbudget data get $x; done   # fedbudget no\n"
+        "    A=$(head -c 9 k) fedbudget run \\\n"
+        "        --case 2 > out && fedbudget show runs/NAME | cat\n\n"
         "- a list\n\n    fedbudget is in this item's text\n\n"
         "```ini\nExecStart=/bin/sh -c 'exec /opt/bin/fedbudget serve \"$@\"'\n```\n\n"
         "```console\n$ fedbudget tasks\nsvm-digits\n```\n"
@@ -225,27 +222,26 @@ WRONG = (
 
 
 @pytest.mark.parametrize("arguments", WRONG)
-def test_a_command_that_is_wrong_is_not_understood(arguments: str) -> None:
+def test_wrong_commands_are_refused(arguments: str) -> None:
     block = Block(Path("page.md"), 1, "sh", "")
     with pytest.raises((AssertionError, UserError)):
-        understood(block, arguments.split())
+        parse(block, arguments.split())
 
 
-def test_what_is_printed_may_differ_by_little_and_in_the_name_of_a_run_alone() -> None:
-    assert alike("loss 0.2434,  run: runs/one", "loss 0.2431, run: runs/two")
-    assert not alike("loss 0.2434", "loss 0.3434")
-    assert not alike("loss 0.2434", "less 0.2434")
+def test_output_may_differ_slightly() -> None:
+    """Numbers may differ by 5 %, and run folders may have other names."""
+    assert matches("loss 0.2434,  run: runs/one", "loss 0.2431, run: runs/two")
+    assert not matches("loss 0.2434", "loss 0.3434")
+    assert not matches("loss 0.2434", "less 0.2434")
 
 
-def understood(block: Block, arguments: list[str]) -> None:
-    """Parsed as the command line does it, and made into settings where it has some; nothing
-    is run.
-    """
+def parse(block: Block, arguments: list[str]) -> None:
+    """Parse arguments like the command line and create their settings, without running."""
     command: Any = typer.main.get_command(app)
     names = ["fedbudget"]
     while hasattr(command, "commands") and arguments:
         assert arguments[0] in command.commands, (
-            f"{block}: there is no {' '.join([*names, arguments[0]])}"
+            f"{block}: unknown command {' '.join([*names, arguments[0]])}"
         )
         names.append(arguments[0])
         command, arguments = command.commands[arguments[0]], arguments[1:]
@@ -263,7 +259,7 @@ def understood(block: Block, arguments: list[str]) -> None:
         )
 
 
-def run(blocks: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_blocks(blocks: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     variables: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks:
@@ -273,27 +269,22 @@ def run(blocks: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
             exec(compile(block.text, str(block), "exec"), variables)
         for script, shown in block.steps:
             for words in block.commands:
-                ends = (words[0] in ENDS and not GOES_ON & set(words[1:2])) or words[
-                    :2
-                ] == [
-                    "pip",
-                    "install",
-                ]
-                assert ends, (
-                    f"{block}: {' '.join(words[:2])} may not end here; say `parsed only`, and why"
+                finite = words[0] in PROGRAMS and not ENDLESS & set(words[1:2])
+                assert finite or words[:2] == ["pip", "install"], (
+                    f"{block}: {' '.join(words[:2])} may never end; mark it `parsed only`"
                 )
             printed = output_of(block, runnable(script), folder)
             position = 0
             for line in shown:
-                found = [
+                matching = [
                     at
                     for at, other in enumerate(printed[position:], position)
-                    if alike(line, other)
+                    if matches(line, other)
                 ]
-                assert found, f"{block}: {line!r} is not printed, but\n" + "\n".join(
+                assert matching, f"{block}: {line!r} is not in the output:\n" + "\n".join(
                     printed
                 )
-                position = found[0] + 1
+                position = matching[0] + 1
 
 
 def output_of(block: Block, script: str, folder: Path) -> list[str]:
@@ -304,7 +295,7 @@ def output_of(block: Block, script: str, folder: Path) -> list[str]:
         env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     assert done.returncode == 0, f"{block}: {script}\n{done.stdout}{done.stderr}"
     return done.stdout.splitlines()
@@ -313,9 +304,10 @@ def output_of(block: Block, script: str, folder: Path) -> list[str]:
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
 
-def alike(shown: str, printed: str) -> bool:
-    """The same words, and numbers that are the same but for what other processors may round
-    differently.
+def matches(shown: str, printed: str) -> bool:
+    """Return whether two lines have the same words and about the same numbers.
+
+    Processors round differently, and run folders have different names.
     """
     shown, printed = (
         re.sub(r"runs/\S+", "runs", " ".join(line.split())) for line in (shown, printed)
@@ -339,8 +331,8 @@ def fedbudget() -> str:
     return str(Path(sys.executable).with_name("fedbudget"))
 
 
-def of_docs(name: str) -> Any:
-    """A module that the site is built with."""
+def docs_module(name: str) -> Any:
+    """Import a module that builds the site."""
     spec = util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""What is imported, when, and that nothing is told to anybody."""
+"""The Flower apps: what they import, and that telemetry is off."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SWITCHES = (
 )
 
 
-def in_a_new_process(program: str, **environment: str) -> object:
+def run_in_new_process(program: str, **environment: str) -> object:
     clean = {name: value for name, value in os.environ.items() if name not in SWITCHES}
     command = [sys.executable, "-c", f"import json, os, sys\n{program}"]
     done = subprocess.run(
@@ -28,21 +28,22 @@ def in_a_new_process(program: str, **environment: str) -> object:
     return json.loads(done.stdout)
 
 
-def test_flower_finds_both_apps_by_their_names() -> None:
+def test_flower_loads_both_apps() -> None:
     for name, kind in (("server", ServerApp), ("client", ClientApp)):
         assert validate(f"fedbudget.flower:{name}", project_dir=EXAMPLE) == (True, None)
         assert isinstance(load_app(f"fedbudget.flower:{name}", ValueError), kind)
     assert set(flower.__all__) == {"client", "client_app", "server", "server_app"}
 
 
-def test_nothing_is_told_to_anybody_unless_a_person_says_so() -> None:
-    show = f"import fedbudget.flower; print(json.dumps([os.environ[name] for name in {SWITCHES}]))"
-    assert in_a_new_process(show) == ["0", "1", "0"]
-    assert in_a_new_process(show, FLWR_TELEMETRY_ENABLED="1") == ["1", "1", "0"]
+def test_telemetry_is_off_by_default() -> None:
+    show = "import fedbudget.flower\n"
+    show += f"print(json.dumps([os.environ[name] for name in {SWITCHES}]))"
+    assert run_in_new_process(show) == ["0", "1", "0"]
+    assert run_in_new_process(show, FLWR_TELEMETRY_ENABLED="1") == ["1", "1", "0"]
 
 
-def test_a_node_imports_little() -> None:
-    """Every message to it has a new process."""
+def test_node_imports_little() -> None:
+    """Every message to a node starts a new process."""
     heavy = [
         "matplotlib",
         "sklearn",
@@ -56,14 +57,16 @@ def test_a_node_imports_little() -> None:
         "import flwr.clientapp; before = set(sys.modules)\n"
         "import fedbudget.flower; first = set(sys.modules) - before\n"
         "import fedbudget.engines.flower.node\n"
-        f"print(json.dumps([len(first), [name for name in {heavy} if name in set(sys.modules) - before]]))"
+        f"loaded = [name for name in {heavy} if name in set(sys.modules) - before]\n"
+        "print(json.dumps([len(first), loaded]))"
     )
-    found = in_a_new_process(show)
-    assert isinstance(found, list)
-    assert found[0] < 10  # until a message comes: hardly anything
-    assert found[1] == []
+    counted = run_in_new_process(show)
+    assert isinstance(counted, list)
+    assert counted[0] < 10  # modules before the first message
+    assert counted[1] == []
 
 
-def test_the_core_does_without_flower() -> None:
-    show = "import fedbudget.launch.serve, fedbudget.api; print(json.dumps('flwr' in sys.modules))"
-    assert in_a_new_process(show) is False
+def test_core_does_not_import_flower() -> None:
+    show = "import fedbudget.launch.serve, fedbudget.api\n"
+    show += "print(json.dumps('flwr' in sys.modules))"
+    assert run_in_new_process(show) is False

@@ -1,5 +1,5 @@
-"""DataFrames in Python: the same as the files that they would be written to, in one process
-and at nodes.
+"""DataFrames in Python train like the files they would be written to, in one process and on
+nodes.
 """
 
 import socket
@@ -15,19 +15,19 @@ import fedbudget
 from support.networked import LONG
 from support.patients import SITES, write_patients
 
-SAID: dict[str, Any] = {
+TABLE: dict[str, Any] = {
     "target": "outcome",
     "drop": ("patient", "visit"),
     "impute": "median",
 }
-ASKED: dict[str, Any] = {
+RUN: dict[str, Any] = {
     "model": "softmax",
     "tau": 3,
     "rounds": 8,
     "step_size": 0.3,
     "batch_size": "full",
 }
-ASKED |= {"budget": "time=1000000s", "method": "frugal"}
+RUN |= {"budget": "time=1000000s", "method": "frugal"}
 
 
 @pytest.fixture
@@ -36,26 +36,29 @@ def frames(tmp_path: Path) -> list[Any]:
     return [pd.read_csv(tmp_path / "sites" / f"{site}.csv") for site in SITES]
 
 
-def test_shards_train_as_a_folder_of_files(frames: list[Any], tmp_path: Path) -> None:
-    own = fedbudget.train(shards=frames, **SAID, **ASKED)
-    read = fedbudget.train(dataset=str(tmp_path / "sites"), test_share=0.0, **SAID, **ASKED)
+def test_frames_train_like_files(frames: list[Any], tmp_path: Path) -> None:
+    own = fedbudget.train(shards=frames, **TABLE, **RUN)
+    read = fedbudget.train(dataset=str(tmp_path / "sites"), test_share=0.0, **TABLE, **RUN)
     assert own.w.tobytes() == read.w.tobytes()
 
 
-def test_one_is_given_to_nodes_and_a_share_of_it_held_out(frames: list[Any]) -> None:
+def test_one_frame_is_partitioned(frames: list[Any]) -> None:
+    """The test share is held out."""
     result = fedbudget.train(
-        dataset=pd.concat(frames), nodes=3, test_share=0.5, **SAID, **ASKED
+        dataset=pd.concat(frames), nodes=3, test_share=0.5, **TABLE, **RUN
     )
     assert result.accuracy is not None
-    assert result.accuracy * 80 == pytest.approx(round(result.accuracy * 80))  # of 160 rows
+    assert result.accuracy * 80 == pytest.approx(
+        round(result.accuracy * 80)
+    )  # half of 160 rows
 
 
-def test_what_is_wrong_with_one_is_said_in_pythons_words(frames: list[Any]) -> None:
+def test_errors_suggest_python_arguments(frames: list[Any]) -> None:
     with pytest.raises(fedbudget.UserError, match=r"Try: drop patient,visit impute mean$"):
-        fedbudget.train(shards=frames, target="outcome", **ASKED)
+        fedbudget.train(shards=frames, target="outcome", **RUN)
 
 
-def test_nodes_have_one_each(frames: list[Any]) -> None:
+def test_frames_on_nodes(frames: list[Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with ThreadPoolExecutor(3) as pool:
@@ -67,29 +70,29 @@ def test_nodes_have_one_each(frames: list[Any]) -> None:
                 name=f"n{number}",
                 give_up_after=LONG,
                 quiet=True,
-                **SAID,
+                **TABLE,
             )
             for number, frame in enumerate(frames[1:])
         ]
-        simulated = {**ASKED, "costs": "simulated"}
+        simulated = {**RUN, "costs": "simulated"}
         result = fedbudget.serve(
             address,
             data=frames[0],
             test=frames[0],
             nodes=4,
             quiet=True,
-            **SAID,
+            **TABLE,
             **simulated,
         )
         assert [node.result(LONG) for node in nodes] == [len(result.rounds)] * 3
-    whole = fedbudget.train(shards=frames, **SAID, **ASKED)
+    whole = fedbudget.train(shards=frames, **TABLE, **RUN)
     np.testing.assert_allclose(result.w, whole.w, atol=1e-5)
     assert result.accuracy is not None
 
 
-def test_raw_columns_are_warned_of_and_standardised_ones_learn() -> None:
-    """Of scales that differ by a thousand, as in most tables; softmax learns next to
-    nothing from them.
+def test_raw_columns_give_a_warning() -> None:
+    """The scales differ by a factor of 1000, as in many tables. Softmax learns almost
+    nothing without `standardise`.
     """
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 200)
@@ -100,9 +103,9 @@ def test_raw_columns_are_warned_of_and_standardised_ones_learn() -> None:
         match=r"on very different scales .*; standardise scales all of them to mean 0",
     ):
         raw = fedbudget.train(shards=shards, test=(x, y), model="softmax", budget="time=3s")
-    even = fedbudget.train(
+    standardised = fedbudget.train(
         shards=shards, test=(x, y), model="softmax", budget="time=3s", standardise=True
     )
     assert raw.accuracy is not None
-    assert even.accuracy is not None
-    assert raw.accuracy < 0.7 < 0.8 < even.accuracy
+    assert standardised.accuracy is not None
+    assert raw.accuracy < 0.7 < 0.8 < standardised.accuracy

@@ -1,5 +1,5 @@
-"""`--method paper` beside a second implementation of Algorithms 2 and 3: the same τ in
-every round.
+"""`--method paper` against a second implementation of Algorithms 2 and 3: same τ in every
+round.
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ BUDGETS = (
 
 @cache
 def regression() -> Dataset:
-    """Samples of a linear law, with noise, in six groups that lie apart."""
+    """Samples of a linear model with noise, in six groups."""
     rng = np.random.default_rng(3)
     labels = rng.integers(0, 6, 600)
     x = (rng.normal(size=(600, 8)) + 0.5 * rng.normal(size=(6, 8))[labels]).astype(
@@ -58,7 +58,7 @@ def require_same(
     budget: tuple[str, ...] = BUDGETS[0],
     **options: Any,
 ) -> tuple[Result, Replay]:
-    """A run and its replay, which must agree in all that they decide, spend and return."""
+    """Run and replay; assert equal decisions, costs and results."""
     settings = Settings(
         **{
             "model": model,
@@ -77,7 +77,7 @@ def require_same(
         Overrides(dataset=regression() if model == "linear" else data.load("digits")),
     )
     result = execute(prepared)
-    inputs = given(prepared, result, case)
+    inputs = inputs_of(prepared, result, case)
     replayed = replay(inputs, [record.tau for record in result.rounds])
     assert [record.tau for record in result.rounds] == replayed.taus
     assert len(replayed.ties) <= 1
@@ -104,8 +104,8 @@ def require_same(
     return result, replayed
 
 
-def given(prepared: SimulatedRun, result: Result, case: int) -> Inputs:
-    """What the algorithms of a run were given."""
+def inputs_of(prepared: SimulatedRun, result: Result, case: int) -> Inputs:
+    """Inputs of the algorithms in a run."""
     settings, shards = prepared.settings, prepared.shards
     table, nodes = shards.table, range(len(shards))
     rows = [shards.rows_of(node) for node in nodes]
@@ -139,9 +139,7 @@ def given(prepared: SimulatedRun, result: Result, case: int) -> Inputs:
 
 @pytest.mark.parametrize(("case", "batch"), list(product(CASES, BATCHES)))
 def test_adaptive(case: int, batch: BatchSize) -> None:
-    """The same τ, spent, estimates, stop and w^f, with two resources; there is something to
-    decide in every case.
-    """
+    """With two resources. At least four different τ occur, so the decisions matter."""
     result, _ = require_same(case=case, batch=batch, budget=BUDGETS[4])
     assert len({record.tau for record in result.rounds}) >= 4
 
@@ -151,9 +149,7 @@ def test_one_resource() -> None:
 
 
 def test_other_parameters() -> None:
-    """η, φ, γ and τ_max are where the paper has them, and b is what a slower aggregation
-    costs.
-    """
+    """η, φ, γ and τ_max act as in the paper, and `aggregation_factor` scales b."""
     options: dict[str, Any] = {
         "step_size": 0.03,
         "phi": 0.1,
@@ -167,13 +163,13 @@ def test_other_parameters() -> None:
 
 @pytest.mark.parametrize("tau", [1, 7])
 def test_fixed(tau: Tau) -> None:
-    """A baseline reuses no mini-batch, estimates nothing, and stops as the others do."""
+    """A baseline reuses no mini-batch and estimates nothing."""
     result, _ = require_same(case=2, tau=tau)
     assert all(record.rho is None for record in result.rounds)
 
 
 def test_short_budgets() -> None:
-    """A few rounds only, so that the stop rule is most of what is decided."""
+    """A few rounds only, so most decisions are those of the stop rule."""
     rounds = set()
     for seed, seconds in product(range(3), (0.7, 1.1, 1.6, 2.5)):
         for tau in ("adaptive", 1):
@@ -193,8 +189,10 @@ def test_short_budgets() -> None:
 @pytest.mark.parametrize(
     ("model", "case", "batch"), list(product(("svm", "linear"), CASES, BATCHES))
 )
-def test_many(model: Literal["svm", "linear"], case: int, batch: BatchSize) -> None:
-    """All budgets with three seeds; of fixed τ, one resource and two."""
+def test_many_settings(
+    model: Literal["svm", "linear"], case: int, batch: BatchSize
+) -> None:
+    """All budgets with three seeds; fixed τ with one resource and with two."""
     for budget, seed in product(BUDGETS, range(3)):
         require_same(model, case, batch, budget, seed=seed)
     for budget, tau in product((BUDGETS[0], BUDGETS[4]), (1, 7, 50)):

@@ -1,4 +1,4 @@
-"""What the package offers by name, and that offering it costs next to nothing."""
+"""Public names of the package, and the cost of importing it."""
 
 import subprocess
 import sys
@@ -11,9 +11,7 @@ SLOW = ("numba", "sklearn", "matplotlib", "scipy", "rich")
 
 
 def loaded_after(code: str) -> list[str]:
-    """Which of the packages that are slow to import are there after some code has run in a
-    process of its own.
-    """
+    """Return which slow packages a new process has loaded after running this code."""
     look = f"import sys; print(*[name for name in {SLOW} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{look}"],
@@ -24,7 +22,7 @@ def loaded_after(code: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_every_public_name_is_there_and_shown() -> None:
+def test_public_names_exist_with_docstrings() -> None:
     assert {name for name in dir(fedbudget) if not name.startswith("_")} == set(
         fedbudget.__all__
     )
@@ -33,8 +31,10 @@ def test_every_public_name_is_there_and_shown() -> None:
         assert getattr(fedbudget, name).__doc__
 
 
-def test_what_decides_can_be_imported_from_the_package() -> None:
-    """An own controller, step size, update or combination rule is written against these."""
+def test_extension_interfaces_are_public() -> None:
+    """Custom controllers, step sizes, update rules and combination rules implement
+    these.
+    """
     seams = {
         "Controller",
         "ControlInputs",
@@ -48,14 +48,11 @@ def test_what_decides_can_be_imported_from_the_package() -> None:
     )
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'fedbudget' has no attribute 'fit'"):
         _ = fedbudget.fit  # type: ignore[attr-defined]
 
 
-def test_importing_the_package_imports_nothing_slow() -> None:
-    assert loaded_after("import fedbudget") == []
-
-
-def test_the_command_line_imports_nothing_slow_until_it_trains() -> None:
-    assert loaded_after("import fedbudget.cli.main") == []
+@pytest.mark.parametrize("module", ["fedbudget", "fedbudget.cli.main"])
+def test_import_loads_nothing_slow(module: str) -> None:
+    assert loaded_after(f"import {module}") == []

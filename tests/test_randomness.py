@@ -1,5 +1,5 @@
-"""Streams of random numbers: one place makes them, no two are the same, and runs draw what
-they always did.
+"""Random streams: one function creates them, no two are equal, and their numbers never
+change.
 """
 
 import ast
@@ -23,18 +23,15 @@ MAKERS = {
 }
 CALLS = {
     "randomness.py": 1,
-    # the first centers, from the seed alone: another stream would change every run of
-    # k-means
-    "models/kmeans.py": 1,
-    "data/dataset.py": 1,  # rows held out for tests, the same for every seed of a run
-    "data/small.py": 2,  # and which samples of these are trained and tested on
+    # The first centres of k-means use the seed alone; another stream would change runs.
+    "models/builtin.py": 1,
+    "data/dataset.py": 1,  # test samples, the same for every seed of a run
+    "data/builtin.py": 2,  # choice of training and test samples in the small datasets
 }
 
 
-def test_numbers_are_unique_and_kept() -> None:
-    """A number that changes changes runs; one that is there twice gives two things the same
-    draws.
-    """
+def test_stream_numbers_never_change() -> None:
+    """A changed number changes runs. A repeated number gives two streams the same draws."""
     numbers = {name: stream.value for name, stream in Stream.__members__.items()}
     first = {
         "MINI_BATCHES": 0,
@@ -54,13 +51,13 @@ def test_streams_of_a_seed_differ(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**64 - 1])
-def test_mini_batches_follow_the_seed_alone(seed: int) -> None:
+def test_mini_batches_use_the_seed(seed: int) -> None:
     assert generator(seed, Stream.MINI_BATCHES).bytes(16) == np.random.default_rng(
         seed
     ).bytes(16)
 
 
-def test_nothing_else_makes_generators() -> None:
+def test_no_other_code_creates_generators() -> None:
     calls = {
         path.relative_to(SOURCES).as_posix(): sum(name in MAKERS for name in _names(path))
         for path in SOURCES.rglob("*.py")
@@ -68,7 +65,7 @@ def test_nothing_else_makes_generators() -> None:
     assert {path: count for path, count in calls.items() if count} == CALLS
 
 
-def test_reading_names_sees_every_spelling(tmp_path: Path) -> None:
+def test_names_include_every_spelling(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     for line in (
         "np.random.default_rng(1)",

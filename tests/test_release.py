@@ -1,5 +1,5 @@
-"""What is released: packages, images and workflows agree with the program, as far as is
-seen without running them.
+"""Release files: packages, images and workflows agree with the program, without running
+them.
 """
 
 import importlib.util
@@ -41,7 +41,7 @@ def test_module_is_the_command(tmp_path: Path) -> None:
         assert shown.printed.strip() == f"fedbudget {fedbudget.__version__}"
 
 
-def test_release_notes_are_those_of_this_version() -> None:
+def test_release_notes_match_the_version() -> None:
     notes = tool("release_notes").notes(fedbudget.__version__)
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert len(notes) > 500
@@ -58,7 +58,7 @@ def test_release_notes_are_those_of_this_version() -> None:
         ("CHANGELOG.md", "\n## ", "\n## 9.9.9 (2030-01-01)\n\n## "),
     ],
 )
-def test_no_release_where_files_differ(
+def test_different_versions_are_refused(
     tmp_path: Path, file: str, old: str, new: str
 ) -> None:
     for name in ("src/fedbudget/__init__.py", "CITATION.cff", "CHANGELOG.md"):
@@ -71,8 +71,8 @@ def test_no_release_where_files_differ(
         tool("release_notes").notes(fedbudget.__version__, tmp_path)
 
 
-def test_every_extra_is_tried() -> None:
-    """An extra that `tools/try_wheel.py` does nothing with would only be installed."""
+def test_every_extra_is_tested() -> None:
+    """`tools/try_wheel.py` must use every extra, not only install it."""
     trial = tool("try_wheel")
     idle = [
         extra
@@ -85,7 +85,7 @@ def test_every_extra_is_tried() -> None:
 @pytest.mark.parametrize(
     "file", sorted((ROOT / "docker").glob("*.Dockerfile")), ids=lambda file: file.stem
 )
-def test_images_are_made_of_what_there_is(file: Path) -> None:
+def test_images_use_existing_files(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
@@ -98,7 +98,7 @@ def test_images_are_made_of_what_there_is(file: Path) -> None:
     assert (extra[1] if extra else installed[1]) in EXTRAS
 
 
-def test_workflows_call_what_there_is() -> None:
+def test_workflows_call_existing_targets() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for file in sorted((ROOT / ".github").rglob("*.yml")):
         read = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -116,7 +116,7 @@ def test_workflows_call_what_there_is() -> None:
 
 @pytest.mark.slow
 def test_compose_example_trains(tmp_path: Path) -> None:
-    """The commands of its containers, as processes of this machine."""
+    """Run the commands of the containers as processes of this machine."""
     with commands(tmp_path) as start:
         assert start.run("certs", "secrets", "--host", "localhost").end() == 0
         (tmp_path / "secrets" / "token").write_text("a-secret-that-is-long-enough\n")

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import fedbudget.engines.flower  # noqa: F401  # switches telemetry off, before flwr is imported
+
+# isort: split
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
