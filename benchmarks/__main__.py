@@ -19,6 +19,7 @@ from rich.table import Table
 
 from benchmarks import (
     ablation,
+    against,
     any_settings,
     budgets,
     contenders,
@@ -95,9 +96,7 @@ def adaptive_cost() -> dict[str, float]:
             {
                 "fixed": contenders.ours(nodes, rounds),
                 "adaptive": contenders.ours(nodes, rounds, tau="adaptive"),
-                "frugal": contenders.ours(
-                    nodes, rounds, tau="adaptive", method="frugal"
-                ),
+                "frugal": contenders.ours(nodes, rounds, tau="adaptive", method="frugal"),
                 "bare": contenders.bare_kernel(nodes, rounds),
             },
             turns=5,
@@ -201,9 +200,7 @@ SECTIONS: Mapping[str, Callable[[], Any]] = {
 def main(asked: Sequence[str]) -> None:
     """Measure all sections, or only the named ones; keep the other results."""
     path = RESULTS / "w1.json"
-    found: dict[str, Any] = (
-        json.loads(path.read_text()) if asked and path.exists() else {}
-    )
+    found: dict[str, Any] = json.loads(path.read_text()) if asked and path.exists() else {}
     found |= {
         "cores": os.cpu_count(),
         "threads": numba.get_num_threads(),
@@ -300,9 +297,7 @@ def _print_rounds(rows: list[dict[str, Any]]) -> None:
     _CONSOLE.print(table)
     for row in rows:
         if "flower" in row:
-            _CONSOLE.print(
-                f"rounds: {_flower_line(row)}", highlight=False, markup=False
-            )
+            _CONSOLE.print(f"rounds: {_flower_line(row)}", highlight=False, markup=False)
 
 
 def _flower_line(row: dict[str, Any]) -> str:
@@ -328,6 +323,7 @@ def _simulation_line(row: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     runs = {
+        "against": against.main,
         "budgets": budgets.main,
         "forecasts": forecasts.main,
         "settings": any_settings.main,

@@ -134,17 +134,10 @@ def dataset(name: str) -> Dataset:
     full = load(name)
 
     def halved(part: Part) -> Part:
-        x = (
-            np.asarray(part.x)
-            .reshape(-1, 14, 2, 14, 2)
-            .mean(axis=(2, 4))
-            .reshape(-1, 196)
-        )
+        x = np.asarray(part.x).reshape(-1, 14, 2, 14, 2).mean(axis=(2, 4)).reshape(-1, 196)
         return replace(part, x=x.astype(np.float32))
 
-    return replace(
-        full, train=halved(full.train), test=None, shape=(1, 14, 14), note=""
-    )
+    return replace(full, train=halved(full.train), test=None, shape=(1, 14, 14), note="")
 
 
 def make_run(task: str, part: str, seed: int) -> float:
@@ -199,10 +192,7 @@ def table(losses: dict[str, dict[str, list[float]]], title: str) -> Table:
     for part in list(PARTS)[1:]:
         shown.add_row(
             part,
-            *(
-                f"{_typical(task, losses[task][part]) / whole[task]:.3f}"
-                for task in losses
-            ),
+            *(f"{_typical(task, losses[task][part]) / whole[task]:.3f}" for task in losses),
         )
     return shown
 

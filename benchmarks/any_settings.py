@@ -109,9 +109,7 @@ def excess(row: Row) -> float:
 def main(arguments: Sequence[str]) -> None:
     """Make the runs, print the tables and write the file."""
     parser = ArgumentParser(prog="python -m benchmarks settings", description=__doc__)
-    parser.add_argument(
-        "--runs", type=int, default=300, help="number of settings [300]"
-    )
+    parser.add_argument("--runs", type=int, default=300, help="number of settings [300]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="N", help="only setting N")
     parser.add_argument(
@@ -158,9 +156,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
         made = [row for row in part if "refused" not in row]
         above = sum(row["default"] > row["first"] for row in made)
         worse = sum(excess(row) > 0.02 for row in made)
-        better = sum(
-            row["default"] < min(row[other] for other in OTHERS) for row in made
-        )
+        better = sum(row["default"] < min(row[other] for other in OTHERS) for row in made)
         shown.add_row(
             name, *map(str, (len(part), len(part) - len(made), above, worse, better))
         )

@@ -64,9 +64,7 @@ def drawn_settings(
     tau = ("adaptive", "adaptive", "adaptive", 1, 10, 100)[int(rng.integers(0, 6))]
     seconds, factor = _log_uniform(rng, 3, 60), _log_uniform(rng, 0.1, 10)
     resources = RESOURCES[int(rng.integers(0, len(RESOURCES)))]
-    shares = [
-        float(rng.uniform(0.6, 1.4)) if name != "time" else 1.0 for name in resources
-    ]
+    shares = [float(rng.uniform(0.6, 1.4)) if name != "time" else 1.0 for name in resources]
     if measured:
         resources, shares, seconds, factor = ("time",), [1.0], 2.0, 1.0
     settings: Run = {
@@ -75,9 +73,7 @@ def drawn_settings(
         "partition": f"case:{case}" if case else f"dirichlet:{alpha:.3g}",
         "method": "paper" if paper else Settings().method,
         "tau": tau,
-        "batch_size": "full"
-        if rng.random() < 0.4
-        else min(100, _smallest_shard(dataset)),
+        "batch_size": "full" if rng.random() < 0.4 else min(100, _smallest_shard(dataset)),
         "budget": [
             _limit(name, share * seconds, model, dataset)
             for name, share in zip(resources, shares, strict=True)
@@ -107,11 +103,7 @@ def _limit(resource: str, seconds: float, model: str, dataset: str) -> str:
         "time": (seconds, "s"),
         "energy": (seconds * WATTS * NODES, "J"),
         "bytes": (
-            seconds
-            / ROUND_SECONDS
-            * 2
-            * NODES
-            * (4 * _parameters(model, dataset) + 150),
+            seconds / ROUND_SECONDS * 2 * NODES * (4 * _parameters(model, dataset) + 150),
             "B",
         ),
         "money": (seconds * MONEY_PER_SECOND, ""),
@@ -210,13 +202,11 @@ def main(arguments: Sequence[str]) -> None:
     count = asked.runs or (100 if asked.measured else 1000)
     numbers = range(count) if asked.only is None else [asked.only]
     plan = [
-        drawn_settings(number, asked.seed, measured=asked.measured)
-        for number in numbers
+        drawn_settings(number, asked.seed, measured=asked.measured) for number in numbers
     ]
     if asked.paper and asked.only is None and not asked.measured:
         plan += [
-            drawn_settings(number, asked.seed, paper=True)
-            for number in range(count // 10)
+            drawn_settings(number, asked.seed, paper=True) for number in range(count // 10)
         ]
     if asked.measured:
         make_run(plan[0])  # compiles kernels
@@ -272,9 +262,7 @@ def _parts(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
             f"factor {low:g} to {high:g}",
             [run for run in own if low <= _factor(run) < high],
         )
-        long = [
-            run for run in own if low <= _factor(run) < high and run["seconds"] >= 15
-        ]
+        long = [run for run in own if low <= _factor(run) < high and run["seconds"] >= 15]
         yield "  of these, 15 s and longer", long
     yield "paper", [run for run in runs if run["settings"]["method"] == "paper"]
 

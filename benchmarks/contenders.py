@@ -70,9 +70,7 @@ def numpy_loop(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], W
         rng = np.random.default_rng(0)
         shards = np.array_split(rng.permutation(len(x)), nodes)
         weights = np.array([len(shard) for shard in shards]) / len(x)
-        batches = [
-            _batches(shard, len(shard) if full else BATCH, rng) for shard in shards
-        ]
+        batches = [_batches(shard, len(shard) if full else BATCH, rng) for shard in shards]
 
         def work() -> None:
             w = np.zeros(x.shape[1], np.float32)
@@ -85,8 +83,7 @@ def numpy_loop(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], W
                         batch, target = x[rows], y[rows]
                         slack = np.maximum(0, 1 - target * (batch @ own))
                         own -= ETA * (
-                            REGULARIZATION * own
-                            - batch.T @ (target * slack) / len(rows)
+                            REGULARIZATION * own - batch.T @ (target * slack) / len(rows)
                         )
                     ends.append(own)
                 w = np.average(ends, axis=0, weights=weights).astype(np.float32)
@@ -112,9 +109,7 @@ def bare_kernel(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], 
             settings(nodes, rounds, full=full), Overrides(dataset=dataset())
         )
         model, shards = prepared.model, prepared.shards
-        sampler = Sampler(
-            shards.size, batch_of(prepared.settings), prepared.settings.seed
-        )
+        sampler = Sampler(shards.size, batch_of(prepared.settings), prepared.settings.seed)
         drawn: list[BatchIndices] = [sampler.round(TAU) for _ in range(rounds)]
         w = model.initial(0)[None]
 

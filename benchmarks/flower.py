@@ -28,9 +28,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 ROUNDS = 6  # measured, after one warm-up round; each takes seconds
-PATIENCE = (
-    60.0  # seconds for the SuperLink to listen, for `flwr run`, and for every round
-)
+PATIENCE = 60.0  # seconds for the SuperLink to listen, for `flwr run`, and for every round
 
 Process: TypeAlias = "subprocess.Popen[bytes]"
 Start: TypeAlias = Callable[..., Process]
@@ -55,9 +53,7 @@ def round_milliseconds(nodes: int, parameters: int) -> float:
     Raises:
       FlowerFailedError: Flower failed; the end of its output is on standard error.
     """
-    with tempfile.TemporaryDirectory(
-        prefix="flower-", ignore_cleanup_errors=True
-    ) as name:
+    with tempfile.TemporaryDirectory(prefix="flower-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with _processes(folder) as start:
             try:
@@ -71,9 +67,7 @@ def round_milliseconds(nodes: int, parameters: int) -> float:
 _LOG = "log"  # of all processes
 
 
-def _rounds_ended(
-    folder: Path, nodes: int, parameters: int, start: Start
-) -> list[float]:
+def _rounds_ended(folder: Path, nodes: int, parameters: int, start: Start) -> list[float]:
     """Return the end time of each round, in seconds of the ServerApp's clock."""
     port, *others = _free_ports(1 + nodes)
     times = folder / "times"
@@ -173,9 +167,7 @@ def _write_app(folder: Path, port: int, asked: dict[str, int | str]) -> None:
     (folder / "app" / "rounds.py").write_text(_APP)
     config = "".join(f"{name} = {json.dumps(value)}\n" for name, value in asked.items())
     (folder / "app" / "pyproject.toml").write_text(_PROJECT + config)
-    connection = (
-        f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
+    connection = f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     (folder / "config.toml").write_text(connection)
 
 
@@ -188,9 +180,7 @@ def _processes(folder: Path) -> Iterator[Start]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         # Flower's programs start each other by name.
-        "PATH": os.pathsep.join(
-            [str(_program("flwr").parent), os.environ.get("PATH", "")]
-        ),
+        "PATH": os.pathsep.join([str(_program("flwr").parent), os.environ.get("PATH", "")]),
     }
     started: list[Process] = []
 

@@ -74,9 +74,7 @@ def compare_flower() -> dict[str, Any]:
     }
     return {
         "nodes": NODES,
-        "flower": " with ".join(
-            f"{name} {version}" for name, version in versions.items()
-        ),
+        "flower": " with ".join(f"{name} {version}" for name, version in versions.items()),
         **{f"{name}_milliseconds": value for name, value in milliseconds.items()},
         "flower_over_ours": milliseconds["flower"] / milliseconds["ours"],
     }
@@ -88,9 +86,7 @@ def median_milliseconds(seconds: list[float]) -> float:
 
 def our_turn() -> tuple[list[float], list[Float32]]:
     """Return seconds of the measured rounds, and w after every round."""
-    plan = simulate(
-        settings(NODES, WARMING_UP + OUR_ROUNDS), Overrides(dataset=dataset())
-    )
+    plan = simulate(settings(NODES, WARMING_UP + OUR_ROUNDS), Overrides(dataset=dataset()))
     ended: list[float] = []
     ws: list[Float32] = []
 
@@ -129,9 +125,7 @@ def _flower_turn() -> tuple[list[float], list[Float32]]:
     Raises:
       FlowerFailedError: Flower failed; the end of its output is on standard error.
     """
-    with tempfile.TemporaryDirectory(
-        prefix="flower-", ignore_cleanup_errors=True
-    ) as name:
+    with tempfile.TemporaryDirectory(prefix="flower-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         log, result = folder / "log", folder / "result.npz"
         try:

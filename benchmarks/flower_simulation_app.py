@@ -47,9 +47,7 @@ client = ClientApp()
 @client.train()
 def train(message: Message, context: Context) -> Message:
     """Make τ local updates of one node."""
-    nodes, rounds, number = (
-        _asked(message, name) for name in ("nodes", "rounds", "round")
-    )
+    nodes, rounds, number = (_asked(message, name) for name in ("nodes", "rounds", "round"))
     samples, node = _samples(nodes, rounds), int(context.node_config["partition-id"])
     w = _w(message).copy()
     x, y = samples.x[node], samples.y[node]
@@ -77,17 +75,15 @@ def server(nodes: int, rounds: int, ended: list[float], ws: list[Float32]) -> Se
             asked = ConfigRecord({"round": number, "rounds": rounds, "nodes": nodes})
             content = RecordDict({"w": ArrayRecord([w]), "asked": asked})
             replies = list(
-                grid.send_and_receive(
-                    [Message(content, node, "train") for node in found]
-                )
+                grid.send_and_receive([Message(content, node, "train") for node in found])
             )
             sizes = np.array(
                 [reply.content.metric_records["size"]["samples"] for reply in replies]
             )
             assert len(sizes) == nodes
-            w = np.average(
-                [_w(reply) for reply in replies], axis=0, weights=sizes
-            ).astype(np.float32)
+            w = np.average([_w(reply) for reply in replies], axis=0, weights=sizes).astype(
+                np.float32
+            )
             ended.append(time.perf_counter())
             ws.append(w)
 

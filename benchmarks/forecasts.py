@@ -111,9 +111,7 @@ def make_run(row: Row, folder: Path) -> list[Row]:
     first = fedbudget.train(
         **options, **settings, budget=f"time={row['seconds']}s", out=out
     )
-    half = [
-        record for record in first.rounds if record.spent["time"] <= row["seconds"] / 2
-    ]
+    half = [record for record in first.rounds if record.spent["time"] <= row["seconds"] / 2]
     to_the_end = Forecaster(half, first.budget).at(first.budget)
     extended = fedbudget.forecast(
         first, budget=f"time=+{MORE * row['seconds']:g}s"
@@ -143,9 +141,7 @@ def make_run(row: Row, folder: Path) -> list[Row]:
 
 def _compared(forecast: Forecast, result: fedbudget.Result) -> Row:
     def ends(interval: Interval | None) -> list[float] | None:
-        return (
-            None if interval is None else [interval.low, interval.median, interval.high]
-        )
+        return None if interval is None else [interval.low, interval.median, interval.high]
 
     came = {"loss": result.loss, "accuracy": result.accuracy}
     return {

@@ -9,9 +9,7 @@ from pathlib import Path
 def peak_megabytes(nodes: int, case: int) -> float:
     """Measure in a new process, including Python and all libraries."""
     command = [sys.executable, "-m", "benchmarks.memory", str(nodes), str(case)]
-    return float(
-        subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    )
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def process_peak(process: int | str = "self") -> float:

@@ -46,9 +46,7 @@ def _milliseconds(contenders: dict[str, Worker]) -> dict[str, float]:
     ready = {name: (lambda work=work: work) for name, work in contenders.items()}
     return {
         name: 1000 * best
-        for name, best in take_turns(
-            ready, turns=_TURNS, clock=time.thread_time
-        ).items()
+        for name, best in take_turns(ready, turns=_TURNS, clock=time.thread_time).items()
     }
 
 
@@ -70,9 +68,7 @@ def _tried(shape: tuple[int, int, int]) -> dict[str, Worker]:
     x, y = _images(shape)
     last: dict[str, Any] = {"memory_format": torch.channels_last}
     return {
-        "before, channels last": _step(
-            _before(shape).to(**last), x.contiguous(**last), y
-        ),
+        "before, channels last": _step(_before(shape).to(**last), x.contiguous(**last), y),
         "before, in parts of 25": _step(_before(shape), x, y, parts=4),
         "before, compiled": _step(torch.compile(_before(shape)), x, y),
         "bare, compiled": _step(torch.compile(cnn(shape, 10)), x, y),

@@ -34,9 +34,7 @@ def network_speed() -> dict[str, float]:
     of w^f once per round.
     """
     # Many short turns: a busy machine disturbs some, and the best of each counts.
-    alone = take_turns(
-        {"ours": lambda: _updates(1), "bare": lambda: _bare(1)}, turns=40
-    )
+    alone = take_turns({"ours": lambda: _updates(1), "bare": lambda: _bare(1)}, turns=40)
     whole = take_turns({"ours": lambda: _run(5), "bare": lambda: _bare(5)}, turns=10)
     return {
         "bare_milliseconds_per_step": 1000 * alone["bare"] / _TAU,
@@ -57,12 +55,8 @@ def batching() -> dict[str, float]:
         "batched_over_in_turn_convolutional_5_nodes": _batched_over_in_turn(
             convolutional, (1, 28, 28), 5, 2
         ),
-        "batched_over_in_turn_small_5_nodes": _batched_over_in_turn(
-            small, (64,), 5, 50
-        ),
-        "batched_over_in_turn_small_50_nodes": _batched_over_in_turn(
-            small, (64,), 50, 20
-        ),
+        "batched_over_in_turn_small_5_nodes": _batched_over_in_turn(small, (64,), 5, 50),
+        "batched_over_in_turn_small_50_nodes": _batched_over_in_turn(small, (64,), 50, 20),
     }
 
 
@@ -147,12 +141,10 @@ def _batched_over_in_turn(
 ) -> float:
     x, y = torch.rand(nodes, BATCH, *shape), torch.randint(0, 10, (nodes, BATCH))
     own = {
-        name: parameter.detach().clone()
-        for name, parameter in module.named_parameters()
+        name: parameter.detach().clone() for name, parameter in module.named_parameters()
     }
     stacked = {
-        name: tensor.expand(nodes, *tensor.shape).clone()
-        for name, tensor in own.items()
+        name: tensor.expand(nodes, *tensor.shape).clone() for name, tensor in own.items()
     }
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

@@ -99,13 +99,9 @@ def run(kind: str, seed: int, budget: str) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     """Make the runs, print the table and write the file."""
-    parser = ArgumentParser(
-        prog="python -m benchmarks normalization", description=__doc__
-    )
+    parser = ArgumentParser(prog="python -m benchmarks normalization", description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--budget", default="time=10s", help="seconds of simulated time"
-    )
+    parser.add_argument("--budget", default="time=10s", help="seconds of simulated time")
     parser.add_argument(
         "--out",
         type=Path,
@@ -114,9 +110,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = [
-        run(kind, seed, asked.budget) for seed in range(asked.seeds) for kind in KINDS
-    ]
+    rows = [run(kind, seed, asked.budget) for seed in range(asked.seeds) for kind in KINDS]
     asked.out.parent.mkdir(exist_ok=True)
     asked.out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     shown = Table(
@@ -131,9 +125,7 @@ def main(arguments: Sequence[str]) -> None:
         "mean",
         "mean loss",
     ):
-        shown.add_column(
-            heading, justify="left" if heading == "normalization" else "right"
-        )
+        shown.add_column(heading, justify="left" if heading == "normalization" else "right")
     for kind in KINDS:
         own = [row for row in rows if row["normalization"] == kind]
         accuracies, losses = (

@@ -177,9 +177,7 @@ def _environment(name: str, needs: Sequence[str]) -> Path:
 
 def _their_turn(name: str, python: Path, rounds: int) -> tuple[list[float], Any]:
     """Return the end time of each round, and w after it."""
-    with tempfile.TemporaryDirectory(
-        prefix="peers-", ignore_cleanup_errors=True
-    ) as folder:
+    with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
         work, result, log = (
             Path(folder) / each for each in ("work.npz", "result.npz", "log")
         )
@@ -200,9 +198,7 @@ def _their_turn(name: str, python: Path, rounds: int) -> tuple[list[float], Any]
         except subprocess.TimeoutExpired:
             raise PeerFailedError(f"no result after {PATIENCE:.0f} seconds") from None
         finally:
-            if (
-                process.poll() is None
-            ):  # otherwise its number may belong to another process
+            if process.poll() is None:  # otherwise its number may belong to another process
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if not result.exists():

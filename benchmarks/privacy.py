@@ -170,8 +170,7 @@ def main(arguments: Sequence[str]) -> None:
                         [accuracy(task, epsilon, seed) for seed in range(asked.seeds)]
                     )
                 _CONSOLE.print(
-                    f"{task}, ε = {epsilon:g},"
-                    f" threshold {asked.threshold:.3g}: {mean:.3f}"
+                    f"{task}, ε = {epsilon:g}, threshold {asked.threshold:.3g}: {mean:.3f}"
                 )
         return
     cells = [
@@ -183,8 +182,7 @@ def main(arguments: Sequence[str]) -> None:
     for task, epsilon, pair in track(cells, "cells", console=Console(stderr=True)):
         known = found.setdefault(key(task, epsilon, pair), [])
         known += [
-            accuracy(task, epsilon, seed, pair)
-            for seed in range(len(known), asked.seeds)
+            accuracy(task, epsilon, seed, pair) for seed in range(len(known), asked.seeds)
         ]
         asked.out.parent.mkdir(exist_ok=True)
         asked.out.write_text(json.dumps(found, indent=1) + "\n")

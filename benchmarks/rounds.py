@@ -107,23 +107,16 @@ def _measured(
     taken: dict[str, list[float]] = {"ours": [], "whole": [], "saving": [], "bare": []}
     for _ in range(TURNS):
         for contender in ("ours", "bare"):
-            for what, seconds in _turn(
-                contender, case, certificates, processes
-            ).items():
+            for what, seconds in _turn(contender, case, certificates, processes).items():
                 taken[what] += seconds[WARMING_UP:]
-    medians = {
-        what: 1000 * statistics.median(seconds) for what, seconds in taken.items()
-    }
+    medians = {what: 1000 * statistics.median(seconds) for what, seconds in taken.items()}
     return {
         "nodes": case.nodes,
         "parameters": case.parameters,
         "method": case.method,
         "tau": case.tau,
         "tls": certificates is not None,
-        **{
-            f"{what}_milliseconds": milliseconds
-            for what, milliseconds in medians.items()
-        },
+        **{f"{what}_milliseconds": milliseconds for what, milliseconds in medians.items()},
         "ours_over_bare": medians["bare"] / medians["ours"],
     }
 
@@ -192,9 +185,7 @@ class _Process:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(
-                "a process of the benchmark has ended; its output is above"
-            )
+            raise RuntimeError("a process of the benchmark has ended; its output is above")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -240,9 +231,7 @@ def _attend(asked: dict[str, Any]) -> None:
     )
     run_node = echo.answer if asked["contender"] == "bare" else _attend_ours
     asyncio.run(
-        run_node(
-            case, None if folder is None else Path(folder), address, asked["numbers"]
-        )
+        run_node(case, None if folder is None else Path(folder), address, asked["numbers"])
     )
     _say({})
 

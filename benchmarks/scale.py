@@ -60,9 +60,7 @@ def _measure(engine: str, nodes: int) -> dict[str, Any]:
     from fedbudget.settings.types import EngineName
 
     name: EngineName = "ray" if engine == "ray" else "in-process"
-    asked = replace(
-        settings(nodes, ROUNDS), partition=f"draw:{DRAWN}", batch_size=BATCH
-    )
+    asked = replace(settings(nodes, ROUNDS), partition=f"draw:{DRAWN}", batch_size=BATCH)
     samples = dataset()
     began = time.perf_counter()
     with launch(asked, Overrides(dataset=samples), engine=name) as prepared:

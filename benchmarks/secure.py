@@ -38,15 +38,12 @@ def compare_plain(cases: Sequence[Case] = CASES) -> dict[str, float]:
                     )
                     seconds += turn["whole"][WARMING_UP:]
             milliseconds = {
-                name: 1000 * statistics.median(seconds)
-                for name, seconds in taken.items()
+                name: 1000 * statistics.median(seconds) for name, seconds in taken.items()
             }
             size = f"{case.nodes} nodes of {case.parameters:,} parameters"
             found |= {
                 f"milliseconds {name}, {size}": value
                 for name, value in milliseconds.items()
             }
-            found[f"times as long, {size}"] = (
-                milliseconds["masked"] / milliseconds["plain"]
-            )
+            found[f"times as long, {size}"] = milliseconds["masked"] / milliseconds["plain"]
     return found

@@ -47,9 +47,7 @@ def slow_line(port: int, bits: float) -> int:
             one, _ = listening.accept()
             other = socket.create_connection(("127.0.0.1", port))
             for ends in ((one, other), (other, one)):
-                threading.Thread(
-                    target=_carry, args=(*ends, bits / 8), daemon=True
-                ).start()
+                threading.Thread(target=_carry, args=(*ends, bits / 8), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     return int(listening.getsockname()[1])
@@ -130,8 +128,7 @@ def run(compress: Any, bits: float, seconds: float, seed: int, dataset: str) -> 
 def share_of_time(bits: float, seconds: float, seed: int, dataset: str) -> float:
     """Return the time of `auto` to the final loss of `none`, relative to `none`."""
     none, auto = (
-        run(compress, bits, seconds, seed, dataset).rounds
-        for compress in ("none", "auto")
+        run(compress, bits, seconds, seed, dataset).rounds for compress in ("none", "auto")
     )
     end = none[-1]
     there = reached(auto, end.best_loss)

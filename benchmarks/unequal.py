@@ -135,9 +135,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--resource", choices=("time", "energy"), default="time")
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument(
-        "--speeds", nargs="*", choices=list(SPEEDS), default=list(SPEEDS)
-    )
+    parser.add_argument("--speeds", nargs="*", choices=list(SPEEDS), default=list(SPEEDS))
     parser.add_argument(
         "--out", type=Path, default=None, help="Output file for the ratios, as JSON."
     )

@@ -27,9 +27,7 @@ def dataset(samples: int = SAMPLES, features: int = FEATURES) -> Dataset:
     for first in range(
         0, samples, 1000
     ):  # in pieces, so that creating the samples does not dominate memory
-        piece = rng.integers(
-            1, 256, (min(1000, samples - first), features), dtype=np.uint8
-        )
+        piece = rng.integers(1, 256, (min(1000, samples - first), features), dtype=np.uint8)
         piece[rng.random(piece.shape, dtype=np.float32) < 0.8] = 0
         x[first : first + len(piece)] = piece
         scores[first : first + len(piece)] = piece.astype(np.float32) @ direction

@@ -38,9 +38,7 @@ class Work:
     @classmethod
     def load(cls, path: Path) -> "Work":
         with np.load(path) as found:
-            x, y, rows, batches = (
-                found[name] for name in ("x", "y", "rows", "batches")
-            )
+            x, y, rows, batches = (found[name] for name in ("x", "y", "rows", "batches"))
         return cls(
             [_scaled(x[own]) for own in rows],
             [y[own].astype(np.float32) for own in rows],
@@ -69,9 +67,7 @@ def descend(w: Any, x: Any, y: Any, batches: Any) -> Any:
     for rows in batches:
         batch, target = x[rows], y[rows]
         slack = np.maximum(0, 1 - target * (batch @ w))
-        w -= ETA * (
-            REGULARIZATION * w - (target * slack) @ batch / np.float32(len(rows))
-        )
+        w -= ETA * (REGULARIZATION * w - (target * slack) @ batch / np.float32(len(rows)))
     return w
 
 

@@ -34,9 +34,7 @@ def client(work: Path, result: Path) -> None:
         if number < len(batches):
             w = descend(w, x, y, batches[number])
         flare.send(
-            flare.FLModel(
-                params={"numpy_key": w}, meta={"NUM_STEPS_CURRENT_ROUND": len(y)}
-            )
+            flare.FLModel(params={"numpy_key": w}, meta={"NUM_STEPS_CURRENT_ROUND": len(y)})
         )
 
 
