@@ -168,12 +168,12 @@ def test_folder_size() -> None:
 
 def test_one_assignment_per_statement() -> None:
     """No `a, b = x, y` that only saves a line; a swap is allowed."""
-    found = []
+    places = []
     for module, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Assign) and is_line_saver(node):
-                found.append(f"{module}:{node.lineno}")
-    assert not found
+                places.append(f"{module}:{node.lineno}")
+    assert not places
 
 
 def is_line_saver(node: ast.Assign) -> bool:
@@ -197,7 +197,7 @@ def test_class_names_are_unique() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(module)
-    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
 def test_core_imports_no_extra() -> None:

@@ -1,8 +1,9 @@
-"""An aggregator and nodes from Python, over a real network stack: models and data of one's
-own, whatever they are.
+"""`fedbudget.serve` and `fedbudget.join` over a real network stack, with custom models and
+data.
 
-Nodes are threads of this process. What processes do to each other is in
-tests/system/test_own_models.py."""
+The nodes are threads of this process. tests/system/test_own_models.py has runs with
+separate processes.
+"""
 
 import logging
 import socket
@@ -20,11 +21,11 @@ import fedbudget
 from fedbudget.errors import UserError, WorkError
 from fedbudget.models import TorchModel
 from fedbudget.result import Result
-from support.processes import made
+from support.processes import sample_shards
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-ASKED: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "budget": "time=1000000s",
     "tau": 4,
     "rounds": 5,
@@ -32,7 +33,7 @@ ASKED: dict[str, Any] = {
     "batch_size": 8,
     "compress": "none",
 }
-LONG = 60.0  # seconds that nothing takes
+LONG = 60.0  # timeout in seconds, never reached
 
 
 class Net(nn.Sequential):
@@ -45,14 +46,14 @@ def wide() -> nn.Module:
 
 
 def deep() -> nn.Sequential:
-    torch.manual_seed(5)  # layers that are frozen have to be the same everywhere
+    torch.manual_seed(5)  # frozen layers must be equal everywhere
     return nn.Sequential(
         nn.Linear(6, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3)
     )
 
 
-def only_scores() -> nn.Sequential:
-    """The same with all but its last layer frozen."""
+def last_layer_only() -> nn.Sequential:
+    """The same network with all layers frozen except the last."""
     net = deep()
     net[:-1].requires_grad_(False)
     return net
@@ -68,7 +69,7 @@ def least_squares(w: Any, x: Any, y: Any) -> tuple[float, Any]:
 
 
 class Words(nn.Module):
-    """Scores of texts of any length, from the mean of their words."""
+    """Scores of texts of any length, from the mean of their word vectors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,11 +83,11 @@ class Words(nn.Module):
 
 def texts(seed: int, count: int) -> list[tuple[list[int], int]]:
     rng = np.random.default_rng(seed)
-    found = [rng.integers(0, 20, rng.integers(1, 9)).tolist() for _ in range(count)]
-    return [(text, int(sum(text) / len(text) > 9)) for text in found]
+    drawn = [rng.integers(0, 20, rng.integers(1, 9)).tolist() for _ in range(count)]
+    return [(text, int(sum(text) / len(text) > 9)) for text in drawn]
 
 
-def several_texts(samples: list[tuple[list[int], int]]) -> tuple[Any, Tensor]:
+def collate_texts(samples: list[tuple[list[int], int]]) -> tuple[Any, Tensor]:
     ends = np.cumsum([len(text) for text, _ in samples])
     tokens = torch.tensor([word for text, _ in samples for word in text])
     return (tokens, torch.tensor([0, *ends[:-1]])), torch.tensor(
@@ -106,7 +107,9 @@ def address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def joined(pool: ThreadPoolExecutor, address: str, name: str, **more: Any) -> "Future[int]":
+def start_node(
+    pool: ThreadPoolExecutor, address: str, name: str, **more: Any
+) -> "Future[int]":
     return pool.submit(
         fedbudget.join, address, name=name, give_up_after=LONG, quiet=True, **more
     )
@@ -115,39 +118,39 @@ def joined(pool: ThreadPoolExecutor, address: str, name: str, **more: Any) -> "F
 def run(
     pool: ThreadPoolExecutor, address: str, model: Any, shards: Sequence[Any], **more: Any
 ) -> Result:
-    """With a node for each shard."""
-    taking_part = [
-        joined(pool, address, f"n{i}", model=model, data=shard)
+    """Run an aggregator with one node per shard."""
+    started = [
+        start_node(pool, address, f"n{i}", model=model, data=shard)
         for i, shard in enumerate(shards)
     ]
     result = fedbudget.serve(
-        address, model=model, nodes=len(shards), quiet=True, **{**ASKED, **more}
+        address, model=model, nodes=len(shards), quiet=True, **{**OPTIONS, **more}
     )
-    assert [each.result(LONG) for each in taking_part] == [len(result.rounds)] * len(shards)
+    assert [each.result(LONG) for each in started] == [len(result.rounds)] * len(shards)
     return result
 
 
 @pytest.mark.parametrize(
     ("model", "shards"),
     [
-        (Net, made(2)),
-        (TorchModel(Net, loss=smooth), made(2)),
+        (Net, sample_shards(2)),
+        (TorchModel(Net, loss=smooth), sample_shards(2)),
         (
             lambda: nn.Sequential(
                 nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 3)
             ),
-            made(2),
+            sample_shards(2),
         ),
-        (fedbudget.FunctionModel(least_squares, initial=np.zeros(6)), made(2)),
-        (TorchModel(Words, collate=several_texts), [texts(1, 30), texts(2, 20)]),
+        (fedbudget.FunctionModel(least_squares, initial=np.zeros(6)), sample_shards(2)),
+        (TorchModel(Words, collate=collate_texts), [texts(1, 30), texts(2, 20)]),
     ],
     ids=["class", "loss", "batch normalization", "function", "texts"],
 )
-def test_w_is_the_same_as_in_process(
+def test_same_bits_as_in_process(
     nodes: ThreadPoolExecutor, address: str, model: Any, shards: Any
 ) -> None:
     over_network = run(nodes, address, model, shards)
-    whole = fedbudget.train(model=model, shards=shards, costs="measured", **ASKED)
+    whole = fedbudget.train(model=model, shards=shards, costs="measured", **OPTIONS)
     assert over_network.w.tobytes() == whole.w.tobytes()
     assert [record.loss for record in over_network.rounds] == [
         record.loss for record in whole.rounds
@@ -155,45 +158,43 @@ def test_w_is_the_same_as_in_process(
 
 
 @pytest.mark.parametrize(("method", "vectors"), [("frugal", 2), ("accelerated", 3)])
-def test_layers_that_are_frozen_are_not_sent(
+def test_frozen_layers_are_not_sent(
     nodes: ThreadPoolExecutor, address: str, method: str, vectors: int
 ) -> None:
-    """By the bytes that were counted on the line, of which each parameter has four in each
-    vector of a round.
-    """
-    asked = {"method": method, "budget": ["time=1h", "bytes=1GB"]}
-    whole, part = (
-        run(nodes, address, model, made(2), **asked) for model in (deep, only_scores)
+    """Checked with the bytes on the wire: four per parameter in each vector of a round."""
+    options = {"method": method, "budget": ["time=1h", "bytes=1GB"]}
+    whole, reduced = (
+        run(nodes, address, model, sample_shards(2), **options)
+        for model in (deep, last_layer_only)
     )
     frozen = sum(
-        each.numel() for each in only_scores().parameters() if not each.requires_grad
+        each.numel() for each in last_layer_only().parameters() if not each.requires_grad
     )
-    assert whole.w.size - part.w.size == frozen
+    assert whole.w.size - reduced.w.size == frozen
     rounds = [
         np.diff([record.spent["bytes"] for record in result.rounds[:-1]])
-        for result in (whole, part)
+        for result in (whole, reduced)
     ]
-    np.testing.assert_allclose(
-        rounds[0] - rounds[1], 2 * vectors * 4 * frozen, rtol=1e-3
-    )  # two nodes; headers
-    assert (
-        part.spent["bytes"] < 0.06 * whole.spent["bytes"]
-    )  # 183 of 4,263 parameters are 4.3 %, besides headers
+    # Two nodes. Headers make up the difference.
+    np.testing.assert_allclose(rounds[0] - rounds[1], 2 * vectors * 4 * frozen, rtol=1e-3)
+    # 183 of 4,263 parameters are 4.3 %, plus headers.
+    assert reduced.spent["bytes"] < 0.06 * whole.spent["bytes"]
 
-    before, after = only_scores(), TorchModel(only_scores).trained(part.w)
+    before = last_layer_only()
+    after = TorchModel(last_layer_only).trained(reduced.w)
     changed = [
         not torch.equal(*pair)
         for pair in zip(before.parameters(), after.parameters(), strict=True)
     ]
     assert changed == [False] * 4 + [True] * 2
-    assert part.rounds[-1].loss < part.rounds[0].loss
+    assert reduced.rounds[-1].loss < reduced.rounds[0].loss
 
 
 @pytest.mark.parametrize("model", ["softmax", Net])
-def test_nodes_of_different_speeds_share_rounds_as_in_process(
+def test_workload_by_speed_as_in_process(
     nodes: ThreadPoolExecutor, address: str, model: Any
 ) -> None:
-    asked = {
+    options = {
         "tau": "adaptive",
         "costs": "simulated",
         "speeds": (4.0, 1.0, 2.0),
@@ -201,16 +202,17 @@ def test_nodes_of_different_speeds_share_rounds_as_in_process(
         "rounds": 8,
     }
     own = {} if isinstance(model, str) else {"model": model}
-    shards = made(3)
-    taking_part = [
-        joined(nodes, address, f"n{i}", data=shard, **own) for i, shard in enumerate(shards)
+    shards = sample_shards(3)
+    started = [
+        start_node(nodes, address, f"n{i}", data=shard, **own)
+        for i, shard in enumerate(shards)
     ]
     over_network = fedbudget.serve(
-        address, model=model, nodes=3, quiet=True, **{**ASKED, **asked}
+        address, model=model, nodes=3, quiet=True, **{**OPTIONS, **options}
     )
-    assert [each.result(LONG) for each in taking_part] == [len(over_network.rounds)] * 3
+    assert [each.result(LONG) for each in started] == [len(over_network.rounds)] * 3
     whole = fedbudget.train(
-        model=model, shards=shards, combine="clipped", **{**ASKED, **asked}
+        model=model, shards=shards, combine="clipped", **{**OPTIONS, **options}
     )  # as serve does
     assert [record.work for record in over_network.rounds] == [
         record.work for record in whole.rounds
@@ -222,30 +224,30 @@ def test_nodes_of_different_speeds_share_rounds_as_in_process(
     assert over_network.spent == whole.spent
 
 
-def test_a_module_that_is_made_already_starts_as_the_aggregators(
+def test_module_instance_starts_from_the_aggregator(
     nodes: ThreadPoolExecutor, address: str
 ) -> None:
     ours, theirs = Net(), Net()
-    taking_part = joined(nodes, address, "n1", model=theirs, data=made(1)[0])
+    started = start_node(nodes, address, "n1", model=theirs, data=sample_shards(1)[0])
     result = fedbudget.serve(
-        address, model=ours, quiet=True, **{**ASKED, "rounds": 1, "step_size": 1e-12}
+        address, model=ours, quiet=True, **{**OPTIONS, "rounds": 1, "step_size": 1e-12}
     )
-    assert taking_part.result(LONG) == 2
+    assert started.result(LONG) == 2
     expected = torch.cat([each.detach().reshape(-1) for each in ours.parameters()]).numpy()
     np.testing.assert_allclose(result.w, expected, rtol=1e-6)
 
 
-def test_the_aggregator_holds_data_and_tests_too(
+def test_aggregator_with_data_and_test_samples(
     nodes: ThreadPoolExecutor, address: str
 ) -> None:
-    one, two = made(2)
-    taking_part = joined(nodes, address, "n1", model=Net, data=lambda: two)
+    one, two = sample_shards(2)
+    started = start_node(nodes, address, "n1", model=Net, data=lambda: two)
     result = fedbudget.serve(
-        address, model=Net, data=one, test=two, nodes=2, quiet=True, **ASKED
+        address, model=Net, data=one, test=two, nodes=2, quiet=True, **OPTIONS
     )
-    assert taking_part.result(LONG) == len(result.rounds)
+    assert started.result(LONG) == len(result.rounds)
     whole = fedbudget.train(
-        model=Net, shards=[one, two], test=two, costs="measured", **ASKED
+        model=Net, shards=[one, two], test=two, costs="measured", **OPTIONS
     )
     assert (result.w.tobytes(), result.accuracy) == (whole.w.tobytes(), whole.accuracy)
 
@@ -256,7 +258,8 @@ def test_the_aggregator_holds_data_and_tests_too(
         (
             Net,
             wide,
-            "parameter 0.weight is 9 x 6 of float32 at the node, and 7 x 6 of float32 at the aggregator",
+            "parameter 0.weight is 9 x 6 of float32 at the node, "
+            "and 7 x 6 of float32 at the aggregator",
         ),
         (Net, TorchModel(Net, loss=smooth), "the loss is smooth, written as "),
         (
@@ -282,7 +285,7 @@ def test_the_aggregator_holds_data_and_tests_too(
         ("softmax", "svm", "it trains svm, and the aggregator softmax"),
     ],
 )
-def test_a_node_with_another_model_is_refused_and_the_others_go_on(
+def test_node_with_other_model_is_refused(
     nodes: ThreadPoolExecutor,
     address: str,
     caplog: pytest.LogCaptureFixture,
@@ -290,25 +293,25 @@ def test_a_node_with_another_model_is_refused_and_the_others_go_on(
     wrong: Any,
     words: str,
 ) -> None:
-    """Before the first round, and while there are rounds."""
-    samples = made(1)[0]
-    early = joined(nodes, address, "early", model=wrong, data=samples)
+    """Both before the first round and during the run. The other nodes continue."""
+    samples = sample_shards(1)[0]
+    early = start_node(nodes, address, "early", model=wrong, data=samples)
     late: list[Future[int]] = []
     right: list[Future[int]] = []
 
     def next_round(record: fedbudget.RoundRecord) -> bool:
         if not late:
-            late.append(joined(nodes, address, "late", model=wrong, data=samples))
+            late.append(start_node(nodes, address, "late", model=wrong, data=samples))
         return late[0].done()
 
     def join_when_early_is_refused() -> None:
         assert early.exception(LONG) is not None
-        right.append(joined(nodes, address, "right", model=trained, data=samples))
+        right.append(start_node(nodes, address, "right", model=trained, data=samples))
 
     nodes.submit(join_when_early_is_refused)
     with caplog.at_level(logging.WARNING, "fedbudget.network"):
-        asked = {**ASKED, "rounds": None, "callbacks": [next_round]}
-        result = fedbudget.serve(address, model=trained, nodes=1, quiet=True, **asked)
+        options = {**OPTIONS, "rounds": None, "callbacks": [next_round]}
+        result = fedbudget.serve(address, model=trained, nodes=1, quiet=True, **options)
     assert right[0].result(LONG) >= 2
     assert result.stopped_by == "callback"
     for name, refused in (("early", early), ("late", late[0])):
@@ -319,64 +322,58 @@ def test_a_node_with_another_model_is_refused_and_the_others_go_on(
         assert any(name in each and words in each for each in caplog.messages)
 
 
-def test_samples_without_a_finite_loss_are_refused_by_their_own_node(
+def test_nodes_refuse_samples_without_finite_loss(
     nodes: ThreadPoolExecutor, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    samples = list(
-        zip(*made(1)[0], strict=True)
-    )  # in a list, of which each is looked at when it is needed
-    no_numbers = [(row * np.float32("nan"), label) for row, label in samples]
+    samples = list(zip(*sample_shards(1)[0], strict=True))  # a list is read lazily
+    not_finite = [(row * np.float32("nan"), label) for row, label in samples]
     words = "the loss of net is nan before training: the samples contain non-finite numbers"
-    ill = joined(nodes, address, "ill", model=Net, data=no_numbers)
+    invalid = start_node(nodes, address, "invalid", model=Net, data=not_finite)
 
-    def join_when_ill_is_gone() -> int:
-        assert words in str(ill.exception(LONG))
-        return joined(nodes, address, "well", model=Net, data=samples).result(LONG)
+    def join_when_invalid_left() -> int:
+        assert words in str(invalid.exception(LONG))
+        return start_node(nodes, address, "valid", model=Net, data=samples).result(LONG)
 
-    well = nodes.submit(join_when_ill_is_gone)
+    valid = nodes.submit(join_when_invalid_left)
     with caplog.at_level(logging.WARNING, "fedbudget.network"):
-        result = fedbudget.serve(address, model=Net, nodes=1, quiet=True, **ASKED)
-    assert well.result(LONG) == len(result.rounds)
-    assert [each.split(" at ")[0] for each in caplog.messages] == [
-        "ill"
-    ]  # one line, which says why
+        result = fedbudget.serve(address, model=Net, nodes=1, quiet=True, **OPTIONS)
+    assert valid.result(LONG) == len(result.rounds)
+    assert [each.split(" at ")[0] for each in caplog.messages] == ["invalid"]
     assert words in caplog.messages[0]
     with pytest.raises(UserError, match=words):
-        fedbudget.train(model=Net, shards=[no_numbers], budget="time=1s")
+        fedbudget.train(model=Net, shards=[not_finite], budget="time=1s")
 
 
-def test_one_that_joins_late_takes_part_with_a_number_of_its_own(
-    nodes: ThreadPoolExecutor, address: str
-) -> None:
-    shards = made(3)
-    taking_part = [
-        joined(nodes, address, f"n{i}", model=Net, data=shards[i]) for i in (0, 1)
+def test_late_node_takes_part(nodes: ThreadPoolExecutor, address: str) -> None:
+    shards = sample_shards(3)
+    started = [
+        start_node(nodes, address, f"n{i}", model=Net, data=shards[i]) for i in (0, 1)
     ]
 
     def next_round(record: fedbudget.RoundRecord) -> bool:
         if record.round == 3:
-            taking_part.append(joined(nodes, address, "n2", model=Net, data=shards[2]))
+            started.append(start_node(nodes, address, "n2", model=Net, data=shards[2]))
         return record.nodes == 3
 
-    asked = {**ASKED, "rounds": None, "callbacks": [next_round]}
-    result = fedbudget.serve(address, model=Net, nodes=2, quiet=True, **asked)
-    first, second, last = [each.result(LONG) for each in taking_part]
+    options = {**OPTIONS, "rounds": None, "callbacks": [next_round]}
+    result = fedbudget.serve(address, model=Net, nodes=2, quiet=True, **options)
+    first, second, last = [each.result(LONG) for each in started]
     assert abs(first - second) <= 1  # the run ended in the middle of a round
     assert min(first, second) > last >= 1
     assert [record.nodes for record in result.rounds[:-1]] == [2] * (len(result.rounds) - 1)
 
 
-def test_classes_of_nodes_are_put_together_and_other_targets_are_not(
+def test_mixed_targets_are_regression_everywhere(
     nodes: ThreadPoolExecutor, address: str
 ) -> None:
-    """Whole numbers here and others there are numbers to predict everywhere."""
-    x = made(1)[0][0]
+    """If one node has integers and another has other numbers, all nodes predict numbers."""
+    x = sample_shards(1)[0][0]
     shards = [(x, np.arange(len(x)) % 3), (x, np.linspace(0.5, 2.5, len(x)))]
     model = TorchModel(lambda: nn.Linear(6, 1))
-    whole = fedbudget.train(model=model, shards=shards, costs="measured", **ASKED)
+    whole = fedbudget.train(model=model, shards=shards, costs="measured", **OPTIONS)
     assert run(nodes, address, model, shards).w.tobytes() == whole.w.tobytes()
 
 
-def test_what_is_no_data_is_refused(address: str) -> None:
+def test_wrong_data_is_refused(address: str) -> None:
     with pytest.raises(UserError, match="must be"):
         fedbudget.join(address, data=5)  # type: ignore[arg-type]

@@ -1,6 +1,4 @@
-"""train(): results that can be worked out by hand, what they say of themselves, and what is
-left on disk.
-"""
+"""`fedbudget.train`: results checked by hand, their attributes, and the files of a run."""
 
 import re
 from collections.abc import Sequence
@@ -29,13 +27,13 @@ ETA = 0.1
 
 
 def distance(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
-    """½ mean ‖x - w‖², whose gradient is w - mean(x), and whose minimum is the mean."""
+    """½ mean ‖x - w‖². The gradient is w - mean(x), and the minimum is the mean."""
     return 0.5 * float(np.square(x - w, dtype=np.float64).sum(axis=1).mean()), w - x.mean(
         axis=0
     )
 
 
-def centre() -> fedbudget.FunctionModel:
+def distance_model() -> fedbudget.FunctionModel:
     return fedbudget.FunctionModel(distance, initial=np.zeros(3), target="none")
 
 
@@ -47,15 +45,15 @@ def clouds(sizes: Sequence[int] = (4, 10, 30)) -> list[tuple[NDArray[np.float32]
     ]
 
 
-class TestOwnModelOnOwnShards:
+class TestCustomModel:
     @pytest.mark.parametrize("tau", [1, 4])
-    def test_w_after_k_rounds_is_what_a_formula_says(self, tau: int) -> None:
-        """Every update takes a share η of the way to the node's mean, so the average goes a
-        share 1 - (1-η)^(Kτ).
+    def test_w_matches_the_closed_form(self, tau: int) -> None:
+        """Every update moves w by the share η towards the node's mean. After K rounds the
+        average has moved by 1 - (1-η)^(Kτ).
         """
         shards, rounds = clouds(), 6
         result = fedbudget.train(
-            model=centre(),
+            model=distance_model(),
             shards=shards,
             tau=tau,
             rounds=rounds,
@@ -76,11 +74,11 @@ class TestOwnModelOnOwnShards:
             "rounds",
         )
 
-    def test_shards_are_the_nodes(self) -> None:
-        result = fedbudget.train(model=centre(), shards=clouds(), budget="time=1s")
+    def test_one_node_per_shard(self) -> None:
+        result = fedbudget.train(model=distance_model(), shards=clouds(), budget="time=1s")
         assert {record.nodes for record in result.rounds} == {3}
 
-    def test_accuracy_is_over_the_test_samples_given(self) -> None:
+    def test_accuracy_uses_the_test_samples(self) -> None:
         model = fedbudget.FunctionModel(
             distance, initial=np.zeros(3), predict=lambda w, x: x[:, 0] > 0
         )
@@ -92,18 +90,23 @@ class TestOwnModelOnOwnShards:
         result = fedbudget.train(model=model, shards=shards, test=test, budget="time=1s")
         assert result.accuracy == 0.5
         assert (
-            fedbudget.train(model=centre(), shards=clouds(), budget="time=1s").accuracy
+            fedbudget.train(
+                model=distance_model(), shards=clouds(), budget="time=1s"
+            ).accuracy
             is None
         )
 
-    def test_two_budgets_hold_at_once_with_any_model(self) -> None:
+    def test_two_budgets(self) -> None:
         result = fedbudget.train(
-            model=centre(), shards=clouds(), budget=["time=1h", "bytes=5kB"], step_size=ETA
+            model=distance_model(),
+            shards=clouds(),
+            budget=["time=1h", "bytes=5kB"],
+            step_size=ETA,
         )
         assert result.stopped_by == "bytes"
 
 
-def test_a_named_model_learns_from_shards_in_memory() -> None:
+def test_built_in_model_on_shards() -> None:
     rng = np.random.default_rng(1)
     shards = []
     for node in range(3):
@@ -113,9 +116,8 @@ def test_a_named_model_learns_from_shards_in_memory() -> None:
         model="svm", shards=shards, budget="time=5s", batch_size="full", step_size=ETA
     )
     x = np.concatenate([x for x, _ in shards]).astype(np.float64)
-    y = np.where(
-        np.concatenate([kinds for _, kinds in shards]) == "below", 1, -1
-    )  # the second class in order
+    # "below" is the second class in alphabetical order.
+    y = np.where(np.concatenate([kinds for _, kinds in shards]) == "below", 1, -1)
     w = result.w.astype(np.float64)
     slack = np.maximum(0, 1 - y * (x @ w))
     assert result.loss == pytest.approx(0.05 * w @ w + 0.5 * np.mean(slack**2), rel=1e-5)
@@ -129,7 +131,7 @@ def result() -> fedbudget.Result:
 
 
 class TestResult:
-    def test_counts_are_those_of_the_rounds(self, result: fedbudget.Result) -> None:
+    def test_counts_match_the_rounds(self, result: fedbudget.Result) -> None:
         taus = [record.tau for record in result.rounds]
         assert result.aggregations == sum(tau > 0 for tau in taus)
         assert result.local_updates == sum(taus) == result.rounds[-1].t
@@ -140,9 +142,8 @@ class TestResult:
             sum(tau**2 for tau in taus) / sum(taus)
         )
 
-    def test_spent_is_the_sum_of_costs_and_overshoot_what_is_beyond_the_budget(
-        self, result: fedbudget.Result
-    ) -> None:
+    def test_spent_is_the_sum_of_costs(self, result: fedbudget.Result) -> None:
+        """The overshoot is the part beyond the budget."""
         for name, limit in {"time": 4.0, "energy": 90.0}.items():
             total = sum(
                 record.c[name] * max(1, record.tau) + record.b[name]
@@ -152,17 +153,17 @@ class TestResult:
             assert result.budget[name] == limit
             assert result.overshoot[name] == pytest.approx(max(0, total - limit))
 
-    def test_accuracy_is_looked_at_often_enough_to_draw_but_not_in_every_round(
+    def test_accuracy_is_evaluated_fifty_times(
         self,
     ) -> None:
         result = fedbudget.train(dataset=DIGITS, case=2, budget="time=20s", tau=1)
-        looked = [
+        evaluated = [
             record.spent["time"] for record in result.rounds if record.accuracy is not None
         ]
-        assert 40 <= len(looked) <= 52 < len(result.rounds)
-        assert max(np.diff([0.0, *looked])) < 20 / 50 + 0.5  # one round takes some 0.15
+        assert 40 <= len(evaluated) <= 52 < len(result.rounds)
+        assert max(np.diff([0.0, *evaluated])) < 20 / 50 + 0.5  # a round costs about 0.15
 
-    def test_callbacks_see_every_record_as_it_comes(self) -> None:
+    def test_callbacks_receive_every_record(self) -> None:
         seen: list[RoundRecord] = []
         result = fedbudget.train(dataset=DIGITS, budget="time=1s", callbacks=[seen.append])
         assert seen == list(result.rounds)
@@ -179,10 +180,10 @@ class TestBudgets:
         ("time", "size", "binds"),
         [("time=3s", "bytes=1MB", "time"), ("time=60s", "bytes=40kB", "bytes")],
     )
-    def test_of_two_budgets_the_run_makes_the_rounds_of_the_one_that_binds(
+    def test_binding_budget_decides_the_rounds(
         self, time: str, size: str, binds: str
     ) -> None:
-        """Costs are drawn from the seed, so every run below meets the same ones."""
+        """Costs are drawn from the seed, so all runs have the same costs."""
         alone = {"time": self.rounds_with(time)[0], "bytes": self.rounds_with(size)[0]}
         assert min(alone, key=lambda name: alone[name]) == binds
         for budget in ((time, size), (size, time)):
@@ -196,27 +197,24 @@ class TestBudgets:
             (["cpu=2s", "money=1"], "cpu"),
         ],
     )
-    def test_the_resource_that_stops_an_adaptive_run_is_the_one_that_is_used_up(
-        self, budget: list[str], binds: str
-    ) -> None:
+    def test_exhausted_resource_stops_the_run(self, budget: list[str], binds: str) -> None:
         result = fedbudget.train(model="svm", dataset=DIGITS, case=2, budget=budget, seed=1)
         shares = {name: result.spent[name] / limit for name, limit in result.budget.items()}
         assert result.stopped_by == binds == max(shares, key=lambda name: shares[name])
         assert shares[binds] > 0.9
 
 
-def test_the_same_seed_gives_the_same_records_and_another_seed_others() -> None:
+def test_seed_determines_the_records() -> None:
     def records(seed: int, **options: Any) -> list[RoundRecord]:
-        made = fedbudget.train(dataset=DIGITS, budget="time=3s", seed=seed, **options)
-        return [replace(record, wall=0.0) for record in made.rounds]
+        result = fedbudget.train(dataset=DIGITS, budget="time=3s", seed=seed, **options)
+        return [replace(record, wall=0.0) for record in result.rounds]
 
     assert records(3, case=4) == records(3, case=4)
-    # In Case 3 all nodes have all samples, so that only mini-batches and costs are left to
-    # differ.
+    # In Case 3 all nodes have all samples: only mini-batches and costs differ.
     one, other = (records(seed, case=3, tau=5) for seed in (3, 4))
     assert one[3].loss != other[3].loss
     assert one[0].b != other[0].b
-    # With whole shards there are no mini-batches, so that only the partition is.
+    # Full shards need no mini-batches: only the partition differs.
     one, other = (records(seed, case=1, tau=5, batch_size="full") for seed in (3, 4))
     assert one[3].loss != other[3].loss
 
@@ -232,9 +230,7 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_others() -> None:
         (3, 100, 0.013015156 + 0.131604348),
     ],
 )
-def test_a_simulated_round_is_expected_to_cost_what_the_paper_measured(
-    case: int, batch: BatchSize, seconds: float
-) -> None:
+def test_expected_costs_are_the_papers(case: int, batch: BatchSize, seconds: float) -> None:
     aggregator = simulate(
         Settings(model="svm", partition=f"case:{case}", batch_size=batch),
         Overrides(dataset=DIGITS),
@@ -245,18 +241,18 @@ def test_a_simulated_round_is_expected_to_cost_what_the_paper_measured(
 
 
 class TestBaselines:
-    def test_in_one_place_nothing_is_aggregated_and_a_step_costs_what_the_paper_measured(
+    def test_centralized_descent_has_no_aggregation(
         self,
     ) -> None:
-        found = fedbudget.train(method="centralized", dataset=DIGITS, budget="time=3s")
-        assert found.aggregations == 0
-        assert found.local_updates == len(found.rounds)
-        assert 3 / found.local_updates == pytest.approx(
-            0.011, rel=0.1
-        )  # the mean of the table, cut off at 0
-        assert all(record.b["time"] == 0 for record in found.rounds)
+        """A step costs what the paper measured."""
+        result = fedbudget.train(method="centralized", dataset=DIGITS, budget="time=3s")
+        assert result.aggregations == 0
+        assert result.local_updates == len(result.rounds)
+        # Mean of the paper's table, truncated at 0.
+        assert 3 / result.local_updates == pytest.approx(0.011, rel=0.1)
+        assert all(record.b["time"] == 0 for record in result.rounds)
 
-    def test_how_data_is_spread_does_not_matter_in_one_place(self) -> None:
+    def test_centralized_descent_ignores_the_partition(self) -> None:
         first, fourth = (
             fedbudget.train(
                 method="centralized", dataset=DIGITS, case=case, budget="time=1s"
@@ -265,13 +261,13 @@ class TestBaselines:
         )
         assert first.w.tobytes() == fourth.w.tobytes()
 
-    def test_nodes_that_do_not_wait_favour_the_fast_ones(self) -> None:
-        """Each node has one label or two; node 4 alone has 4 and 9, and is slow in one run
-        and fast in the other.
+    def test_asynchronous_descent_favours_fast_nodes(self) -> None:
+        """Node 4 alone has the labels 4 and 9. It is fast in one run and slow in
+        the other.
         """
 
         def loss_of_fours(speeds: tuple[float, ...]) -> float:
-            shown = fedbudget.train(
+            result = fedbudget.train(
                 method="asynchronous",
                 dataset=DIGITS,
                 case=2,
@@ -284,11 +280,11 @@ class TestBaselines:
             table = DIGITS.table(
                 DIGITS.test.rows(np.flatnonzero(DIGITS.test.labels == 4)), "classes"
             )
-            return loss_over(Softmax(64, 10), shown.w, table)
+            return loss_over(Softmax(64, 10), result.w, table)
 
         assert loss_of_fours((1, 1, 1, 1, 8)) < 0.7 * loss_of_fours((8, 8, 8, 8, 1))
 
-    def test_a_slower_aggregation_leaves_time_for_fewer(self) -> None:
+    def test_aggregation_factor_reduces_aggregations(self) -> None:
         def aggregations(factor: float) -> int:
             return fedbudget.train(
                 dataset=DIGITS, tau=1, budget="time=15s", aggregation_factor=factor
@@ -301,14 +297,14 @@ class TestBaselines:
 
 
 class TestTasks:
-    def test_what_is_given_comes_before_what_the_task_says(self) -> None:
-        found = fedbudget.train(
+    def test_arguments_override_the_task(self) -> None:
+        result = fedbudget.train(
             task="kmeans-user-knowledge", dataset=DIGITS, clusters=3, budget="time=1s"
         )
-        assert len(found.w) == 3 * 64
-        assert found.budget == {"time": 1}
+        assert len(result.w) == 3 * 64
+        assert result.budget == {"time": 1}
 
-    def test_the_rest_is_the_tasks(self, tmp_path: Path) -> None:
+    def test_task_sets_the_other_settings(self, tmp_path: Path) -> None:
         fedbudget.train(
             task="cnn-cifar-10", dataset=DIGITS, model="svm", case=4, out=tmp_path / "run"
         )
@@ -320,15 +316,15 @@ class TestTasks:
         )
 
 
-class TestOnDisk:
-    def test_without_out_nothing_is_written(
+class TestRunFolder:
+    def test_nothing_is_written_without_out(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
         fedbudget.train(dataset=DIGITS, budget="time=1s")
         assert list(tmp_path.iterdir()) == []
 
-    def test_the_folder_holds_what_the_result_says(self, tmp_path: Path) -> None:
+    def test_folder_matches_the_result(self, tmp_path: Path) -> None:
         result = fedbudget.train(
             dataset="digits", case=3, budget="time=2s", out=tmp_path / "run"
         )
@@ -346,12 +342,14 @@ class TestOnDisk:
             100,
         )
 
-    def test_what_was_given_in_python_is_said_not_to_be_repeatable(
-        self, tmp_path: Path
-    ) -> None:
+    def test_config_notes_objects_from_python(self, tmp_path: Path) -> None:
+        """The file of settings alone cannot repeat a run with Python objects."""
         fedbudget.train(dataset="digits", budget="time=1s", out=tmp_path / "named")
         fedbudget.train(
-            model=centre(), shards=clouds(), budget="time=1s", out=tmp_path / "python"
+            model=distance_model(),
+            shards=clouds(),
+            budget="time=1s",
+            out=tmp_path / "python",
         )
         named, python = (
             (tmp_path / name / "config.toml").read_text() for name in ("named", "python")
@@ -359,7 +357,7 @@ class TestOnDisk:
         assert "does not repeat the run" not in named
         assert "does not repeat the run" in python
 
-    def test_folders_of_their_own_have_names_of_their_own(
+    def test_default_folders_are_unique(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -372,7 +370,7 @@ class TestOnDisk:
         assert len(seen) == 3
 
 
-class TestMistakes:
+class TestErrors:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -380,7 +378,8 @@ class TestMistakes:
             ({"case": 7}, "case 7 does not exist"),
             (
                 {"model": "forest"},
-                "unknown model 'forest'; use one of svm, linear, kmeans, softmax, mlp, cnn, lenet",
+                "unknown model 'forest'; "
+                "use one of svm, linear, kmeans, softmax, mlp, cnn, lenet",
             ),
             ({"nodes": 2000}, "2000 nodes are more than the 1437 samples"),
             (
@@ -398,15 +397,15 @@ class TestMistakes:
             ),
         ],
     )
-    def test_are_told_apart(self, options: dict[str, Any], message: str) -> None:
+    def test_wrong_arguments_are_refused(
+        self, options: dict[str, Any], message: str
+    ) -> None:
         with pytest.raises(fedbudget.UserError, match=message):
             fedbudget.train(**options)
 
-    def test_a_budget_too_small_for_one_round_says_what_one_round_costs(
-        self, tmp_path: Path
-    ) -> None:
-        """c + b of the paper's SGD figures is 0.1446 s, the final loss takes as much again,
-        and both may take more.
+    def test_too_small_budget_names_the_cost(self, tmp_path: Path) -> None:
+        """c + b of the paper's SGD figures is 0.1446 s. The final loss costs as much again,
+        and both have a safety margin.
         """
         with pytest.raises(
             fedbudget.UserError,
@@ -416,7 +415,7 @@ class TestMistakes:
         assert not (tmp_path / "run").exists()
         assert len(fedbudget.train(dataset=DIGITS, budget="time=0.4844s").rounds) >= 1
 
-    def test_a_gradient_of_the_wrong_shape_is_the_users_mistake(self) -> None:
+    def test_wrong_gradient_shape_is_refused(self) -> None:
         model = fedbudget.FunctionModel(
             lambda w, x, y: (0.0, np.zeros(2)), initial=np.zeros(3), target="none"
         )
