@@ -1,6 +1,4 @@
-"""Runs with nodes of different speeds: what they are charged with, and what is told of
-them.
-"""
+"""Runs with nodes of different speeds: their costs, and the recorded work."""
 
 import json
 from pathlib import Path
@@ -30,19 +28,19 @@ def run(**options: Any) -> Result:
 
 
 @pytest.mark.parametrize("method", ["accelerated", "paper"])
-def test_nodes_as_fast_as_each_other_change_nothing(method: Any) -> None:
+def test_equal_speeds_change_nothing(method: Any) -> None:
     plain, equal = (run(method=method, speeds=speeds) for speeds in (None, (1,) * 5))
     assert equal.w.tobytes() == plain.w.tobytes()
     assert equal.spent == plain.spent
 
 
 @pytest.mark.parametrize("method", ["frugal", "paper"])
-def test_with_the_same_tau_for_all_the_slowest_is_what_a_round_takes(method: Any) -> None:
-    """The draws are the same, and every update takes four times as long: at the one node
-    that is slow.
+def test_slowest_node_sets_round_time(method: Any) -> None:
+    """With the same τ for all, one node at a quarter of the speed makes updates four times
+    slower and changes no parameter.
     """
-    how = {"method": method, "tau": 3, "rounds": 4, "budget": "time=100s"}
-    plain, slow = (run(**how, speeds=speeds) for speeds in (None, (1, 1, 0.25, 1, 1)))
+    options = {"method": method, "tau": 3, "rounds": 4, "budget": "time=100s"}
+    plain, slow = (run(**options, speeds=speeds) for speeds in (None, (1, 1, 0.25, 1, 1)))
     assert slow.w.tobytes() == plain.w.tobytes()
     for one, other in zip(plain.rounds, slow.rounds, strict=True):
         assert other.c["time"] == pytest.approx(4 * one.c["time"])
@@ -50,20 +48,20 @@ def test_with_the_same_tau_for_all_the_slowest_is_what_a_round_takes(method: Any
         assert other.work is None
 
 
-def test_speeds_are_drawn_from_the_seed() -> None:
-    drawn = [
+def test_speeds_follow_the_seed() -> None:
+    speeds = [
         Speeds.of("lognormal:0.5", 4000, np.random.default_rng(seed)).values
         for seed in (1, 1, 2)
     ]
-    assert drawn[0].tolist() == drawn[1].tolist() != drawn[2].tolist()
-    assert np.log(drawn[0]).mean() == pytest.approx(0, abs=0.03)
-    assert np.log(drawn[0]).std() == pytest.approx(0.5, abs=0.03)
+    assert speeds[0].tolist() == speeds[1].tolist() != speeds[2].tolist()
+    assert np.log(speeds[0]).mean() == pytest.approx(0, abs=0.03)
+    assert np.log(speeds[0]).std() == pytest.approx(0.5, abs=0.03)
 
 
-class TestWhatIsTold:
+class TestRecordedWork:
     SPEEDS = (4.0, 4.0, 1.0, 1.0, 1.0)
 
-    def test_of_a_run_whose_nodes_share_rounds(self, tmp_path: Path) -> None:
+    def test_updates_and_idle_of_nodes(self, tmp_path: Path) -> None:
         result = run(speeds=self.SPEEDS, out=tmp_path / "run")
         shared = [record for record in result.rounds if record.work]
         assert len(shared) > 5
@@ -77,9 +75,9 @@ class TestWhatIsTold:
             assert record.tau_text == f"{record.tau}-{4 * record.tau}"
         made = sum(record.effective_tau for record in result.rounds if record.tau)
         assert result.local_updates == round(made)
-        told = nodes.read(tmp_path / "run")
-        assert told is not None
-        assert [node["speed"] for node in told["nodes"]] == list(self.SPEEDS)
+        listed = nodes.read(tmp_path / "run")
+        assert listed is not None
+        assert [node["speed"] for node in listed["nodes"]] == list(self.SPEEDS)
         opened = Run.open(tmp_path / "run")
         assert [each.work for each in opened.rounds] == [
             each.work for each in result.rounds
@@ -88,11 +86,10 @@ class TestWhatIsTold:
             opened, shared[0].round, build_method(opened.settings).controller
         )
         assert (
-            "waited for 0% of the time of updates, where with the same τ it would be 30%"
-            in explained.shared
+            "idle for 0% of the update time instead of 30% with equal τ" in explained.shared
         )
 
-    def test_of_more_nodes_than_are_listed_only_means(self) -> None:
+    def test_many_nodes_have_only_means(self) -> None:
         result = run(
             speeds="lognormal:1.0", nodes=201, rounds=3, partition="draw:20", case=None
         )
@@ -102,9 +99,9 @@ class TestWhatIsTold:
         assert json.loads(json.dumps(work)) == work
 
 
-def test_a_node_that_becomes_slow_holds_the_others_up_for_a_few_rounds_only() -> None:
-    """A tenth as fast from the eleventh round on: what the others get done in a second is
-    soon near what it was.
+def test_slowed_node_delays_few_rounds() -> None:
+    """One node slows to a tenth after round 10. Updates per second of the others recover
+    to 70 % by round 16.
     """
     prepared = simulate(
         Settings(model="softmax", partition="case:2", budget=("time=40s",), speeds=(1,) * 5)
@@ -129,16 +126,16 @@ def test_a_node_that_becomes_slow_holds_the_others_up_for_a_few_rounds_only() ->
     assert np.median(times[15:45]) < 1.3 * np.median(times[3:10])
 
 
-def test_with_a_budget_of_energy_alone_all_make_the_same_number() -> None:
-    by_itself, equal = (
-        run(speeds=TestWhatIsTold.SPEEDS, budget="energy=100J", workload=workload)
+def test_energy_budget_gives_equal_work() -> None:
+    default, equal = (
+        run(speeds=TestRecordedWork.SPEEDS, budget="energy=100J", workload=workload)
         for workload in (None, "equal")
     )
-    assert len(by_itself.rounds) > 5
-    assert by_itself.w.tobytes() == equal.w.tobytes()
+    assert len(default.rounds) > 5
+    assert default.w.tobytes() == equal.w.tobytes()
 
 
-def test_what_cannot_be() -> None:
+def test_wrong_speeds_and_workloads() -> None:
     with pytest.raises(UserError, match=r"by-speed needs .*tau.* adaptive"):
         build_method(Settings(workload="by-speed", method="paper"))
     with pytest.raises(UserError, match="needs one number for each of the 5 nodes, not 2"):

@@ -26,7 +26,7 @@ from fedbudget.runs.folder import CHECKPOINT
 from fedbudget.runs.record import RoundRecord
 from support.methods import (
     METHODS,
-    Happened,
+    RoundResult,
     bits,
     new_aggregator,
     nodes,
@@ -52,7 +52,7 @@ def test_a_run_goes_on_from_any_checkpoint_to_the_same_bits(
         simulated_time(),
     )
     aggregator.start()
-    happened: list[Happened] = []
+    happened: list[RoundResult] = []
     forks = []
     while aggregator.pending is not None:
         folder = tmp_path / str(len(happened))
@@ -71,7 +71,7 @@ def test_a_run_goes_on_from_any_checkpoint_to_the_same_bits(
         assert checkpoint.records == lines(happened[:number])
 
 
-def lines(happened: list[Happened]) -> tuple[str, ...]:
+def lines(happened: list[RoundResult]) -> tuple[str, ...]:
     """The last two records, as rounds.jsonl has them."""
     records = [each.record for each in happened[-2:] if each.record is not None]
     return tuple(
@@ -136,7 +136,7 @@ EXAMPLE = Checkpoint(
 
 def bytes_of(checkpoint: Checkpoint) -> bytes:
     """Of its file."""
-    return b"".join(checkpoint.in_parts())
+    return b"".join(checkpoint.parts())
 
 
 class TestWhatIsWrittenIsRead:
@@ -284,14 +284,14 @@ class TestDamage:
     def test_none_at_all(self, tmp_path: Path) -> None:
         with pytest.raises(
             UserError,
-            match=r"has no checkpoint\.safetensors: there is nothing to go on from",
+            match=r"has no checkpoint\.safetensors: the run cannot be resumed",
         ):
             Checkpoint.load(tmp_path, FRUGAL)
 
     def test_another_programs_file(self, tmp_path: Path) -> None:
         for metadata in (None, {"format": "pt"}):
             save_file({"w": np.zeros(3, np.float32)}, tmp_path / CHECKPOINT, metadata)
-            with pytest.raises(UserError, match="it is not one of fedbudget's"):
+            with pytest.raises(UserError, match="it is not a checkpoint of fedbudget"):
                 Checkpoint.load(tmp_path, FRUGAL)
 
 

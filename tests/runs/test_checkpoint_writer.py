@@ -141,7 +141,7 @@ def test_quick_rounds_share_a_checkpoint_before_any_of_them_has_to_wait(
     """After a checkpoint the next is put off, here for ever, but not until a run is as far
     ahead as it may be.
     """
-    monkeypatch.setattr(checkpoint, "_REST", 1e6)
+    monkeypatch.setattr(checkpoint, "_PAUSE", 1e6)
     disk, appended = Disk(monkeypatch), list[int]()
     saver = CheckpointWriter(
         tmp_path, lambda record: appended.append(record.round), ahead=4

@@ -132,7 +132,7 @@ class TestRunWriter:
     ) -> None:
         (tmp_path / "mine.txt").write_text("important")
         with pytest.raises(
-            UserError, match="is not empty; a run needs a folder of its own"
+            UserError, match="is not empty; a run needs an empty folder"
         ):
             RunWriter(tmp_path, SETTINGS.to_toml())
         assert files(tmp_path) == {"mine.txt": b"important"}

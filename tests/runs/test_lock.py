@@ -45,7 +45,7 @@ def test_another_process_is_named_and_gone_when_it_is_killed(tmp_path: Path) -> 
 def test_an_owner_on_another_machine_is_taken_for_alive(tmp_path: Path) -> None:
     (tmp_path / OWNER).write_text(json.dumps({"pid": 7, "host": "elsewhere\x1b[2J"}))
     with pytest.raises(
-        UserError, match=r"belongs to process 7 on elsewhere.*; if it has, remove"
+        UserError, match=r"belongs to process 7 on elsewhere.*; if it has ended, remove"
     ):
         Ownership(tmp_path)
 

@@ -37,7 +37,7 @@ class Cuts:
 
         monkeypatch.setattr(os, "fsync", forced)
         for module, name in (
-            (durable_files, "_put"),
+            (durable_files, "_rename"),
             (RunWriter, "_append"),
             (RunWriter, "sync"),
         ):

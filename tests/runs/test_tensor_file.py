@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load
 
 from fedbudget import durable_files
-from fedbudget.runs.checkpoint import in_parts
+from fedbudget.runs.checkpoint import safetensors_parts
 
 ANY = st.one_of(
     *(
@@ -29,7 +29,7 @@ ANY = st.one_of(
     st.text(max_size=20),
 )
 def test_what_is_written_is_read(tensors: dict[str, np.ndarray], text: str) -> None:
-    content = b"".join(in_parts(tensors, {"text": text}))
+    content = b"".join(safetensors_parts(tensors, {"text": text}))
     read = load(content)
     assert read.keys() == tensors.keys()
     for name, values in tensors.items():
@@ -48,7 +48,7 @@ def test_what_is_written_is_read(tensors: dict[str, np.ndarray], text: str) -> N
 
 def test_vectors_are_not_copied_on_their_way_to_the_file(tmp_path: Path) -> None:
     w = np.arange(5, dtype=np.float32)
-    *_, part = parts = in_parts({"w": w}, {})
+    *_, part = parts = safetensors_parts({"w": w}, {})
     assert np.shares_memory(np.frombuffer(part, np.uint8), w)
     durable_files.replace(tmp_path / "file", parts)
     with safe_open(tmp_path / "file", framework="numpy") as file:
@@ -57,4 +57,4 @@ def test_vectors_are_not_copied_on_their_way_to_the_file(tmp_path: Path) -> None
 
 def test_a_type_that_is_not_known_is_no_file() -> None:
     with pytest.raises(KeyError):
-        in_parts({"w": np.zeros(2, np.complex64)}, {})
+        safetensors_parts({"w": np.zeros(2, np.complex64)}, {})

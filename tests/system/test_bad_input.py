@@ -92,7 +92,7 @@ WRONG = [
     ([*RUN, "--speeds", "1,2"], "--speeds needs one number for each of the"),
     (
         [*RUN, "--speeds", "1,fast"],
-        "--speeds must be a number for each node, as 4,4,1,1,1, or lognormal:SPREAD",
+        "--speeds must be a number for each node, such as 4,4,1,1,1, or lognormal:SPREAD",
     ),
     (
         [*RUN, "--aggregation-factor", "0"],
@@ -197,7 +197,7 @@ WRONG = [
     ),
     (["run", "--out", "file/run"], "file/run cannot be written to"),
     (["run", "--out", "file"], "file cannot be written to"),
-    (["run", "--out", "full"], "full is not empty; a run needs a folder of its own"),
+    (["run", "--out", "full"], "full is not empty; a run needs an empty folder"),
     (
         [*RUN, "--config", "none.toml"],
         r"none\.toml cannot be read: No such file or directory",
@@ -273,7 +273,7 @@ WRONG = [
     ),
     (
         ["compare", "--rivals", "--budget", "privacy=4"],
-        "runs are compared by their loss, which private ones do not tell",
+        "runs are compared by their loss, which private runs do not report",
     ),
     (["local", "--pace", "1,x"], "--pace must be a list of numbers, not '1,x'"),
     (["compare", "--cases", "1,5"], "case 5 does not exist"),

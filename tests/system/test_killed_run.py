@@ -11,7 +11,7 @@ import pytest
 from fedbudget import train
 from fedbudget.result import Result
 from fedbudget.runs.folder import Run
-from support.processes import but_wall, commands, records, summary
+from support.processes import without_wall, commands, records, summary
 
 # Run with a phase and a round before the command: kills itself there. There are checkpoints
 # as often as the disk can.
@@ -21,13 +21,13 @@ from fedbudget import durable_files
 from fedbudget.cli.main import main
 from fedbudget.engines.engine import Engine
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.runs import checkpoint_writer
+from fedbudget.runs import checkpoint
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import CHECKPOINT
 from fedbudget.runs.folder import CONFIG, MODEL, RunWriter, _line
 
 phase, when = sys.argv[1], int(sys.argv[2])
-Engine.checkpoint_interval, checkpoint_writer.SHARE = 1e-9, math.inf
+Engine.checkpoint_interval, checkpoint.SHARE = 1e-9, math.inf
 receive, append, replace = Aggregator.receive, RunWriter.append, durable_files.replace
 now = 0  # the round that was received last
 
@@ -97,7 +97,7 @@ def undisturbed() -> Result:
 
 def assert_same(run: Path, whole: Result) -> None:
     found = Run.open(run)
-    assert but_wall(found.rounds) == but_wall(whole.rounds)
+    assert without_wall(found.rounds) == without_wall(whole.rounds)
     assert found.model().w.tobytes() == whole.w.tobytes()
     assert summary(run)["spent"] == dict(whole.spent)
     assert summary(run)["status"] == "finished"
@@ -162,7 +162,7 @@ def test_killed_with_more_budget(tmp_path: Path, phase: str) -> None:
         )
         assert start.run("run", "--resume", "run").end() == 0
         assert start.run("run", "--resume", "other", "--budget", "time=+2s").end() == 0
-    assert but_wall(records(run)) == but_wall(records(tmp_path / "other"))
+    assert without_wall(records(run)) == without_wall(records(tmp_path / "other"))
     assert (
         Run.open(run).model().w.tobytes()
         == Run.open(tmp_path / "other").model().w.tobytes()
@@ -194,7 +194,7 @@ def test_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
             ).end()
             == 0
         )
-    assert but_wall(records(run)) == but_wall(records(tmp_path / "whole"))
+    assert without_wall(records(run)) == without_wall(records(tmp_path / "whole"))
     assert (
         Run.open(run).model().w.tobytes()
         == Run.open(tmp_path / "whole").model().w.tobytes()

@@ -24,7 +24,7 @@ from fedbudget.resources import RESOURCES
 from fedbudget.runs.explain import explain
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord, average_tau, json_value
-from fedbudget.runs.text import NAMES, figure, run_title
+from fedbudget.runs.text import NAMES, format_metric, run_title
 from fedbudget.settings.settings import Settings
 
 MAX_ROUNDS = 1500
@@ -99,17 +99,18 @@ def metric_tiles(run: Run) -> list[dict[str, str]]:
         if name in metrics and name not in ("accuracy", "f1_binary"):
             note = ""
             if name == "rmse" and "rmse" in to_beat:
-                note = f"predicting the mean {figure('rmse', to_beat['rmse'])}"
-            text = figure(name, metrics[name])
+                note = f"predicting the mean {format_metric('rmse', to_beat['rmse'])}"
+            text = format_metric(name, metrics[name])
             tiles.append({"name": name, "label": NAMES[name], "text": text, "note": note})
     if spread := figures.get("spread"):
         metric = "rmse" if "rmse" in metrics else "accuracy"
-        tenth = figure(metric, spread["tenth"])
+        tenth = format_metric(metric, spread["tenth"])
+        median = format_metric(metric, spread["median"])
         tile = {
             "name": "worst",
             "label": f"Worst of {spread['nodes']:.0f} nodes",
-            "text": figure(metric, spread["worst"]),
-            "note": f"tenth percentile {tenth}, median {figure(metric, spread['median'])}",
+            "text": format_metric(metric, spread["worst"]),
+            "note": f"tenth percentile {tenth}, median {median}",
         }
         tiles.append(tile)
     return tiles
@@ -395,8 +396,9 @@ def _gain(run: Run) -> str:
     ]
     if errors:
         error = summary.get("metrics", {}).get("rmse", errors[-1])
-        change = f"from {figure('rmse', errors[0])} to {figure('rmse', error)}"
-        text += f", and RMSE on the test samples {change}"
+        first = format_metric("rmse", errors[0])
+        last = format_metric("rmse", error)
+        text += f", and RMSE on the test samples from {first} to {last}"
     return f"{text}."
 
 

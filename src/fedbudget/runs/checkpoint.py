@@ -1,32 +1,25 @@
-"""Arrays as a file of the safetensors format, in parts that are not copied: a checkpoint of a large model is many.
+"""The state of a run on disk: `checkpoint.safetensors` in its folder.
 
-8 bytes      the length of the header, little-endian
-header       JSON: of each tensor its type, shape and place; padded with spaces to a multiple of 8 bytes
-tensors      one after the other, those of wider numbers first, and so each where its numbers are aligned
+Arrays are tensors of the safetensors format. Everything else is JSON in the metadata, with
+a checksum of the whole file. The file contains no pickle, so reading it runs no code.
 
-Where a run has come to, on disk: one file in its folder, replaced as the run goes on (checkpoint_writer.py).
+- A checkpoint is replaced in one step (durable_files.py). The folder always has a complete
+  one, of the latest round or of an earlier one.
+- Nothing in a file is trusted. A damaged file, another kind of file, another version and
+  impossible numbers raise `UserError`. If only w is not finite, the run resumes from w^f.
+- Numbers are restored bit for bit. Infinity and NaN are written as in Python's JSON.
 
-    checkpoint.safetensors   arrays as tensors; the rest as JSON, with a checksum of it all, in the metadata
+`CheckpointWriter` writes checkpoints in its own thread, so rounds do not wait for the disk.
 
-There is no pickle in it: reading one runs no code. It is replaced in one step (atomic_file.py), so that there is always
-a whole one, of this round or of the one before. Nothing in it is trusted: a file that is damaged, of another kind or of
-another version is refused in a line, and so is one whose numbers cannot be. A w that is not finite, as a run could once
-leave it, is not the end: it goes on from w^f.
-
-Numbers come back bit for bit; infinity and NaN are written as Python's JSON writes them.
-
-Checkpoints are written in a thread of their own, so that rounds need not wait for the disk.
-
-When rounds are quicker than the disk, the latest checkpoint is written and those before it are passed over; a run is
-never more than some rounds ahead of its disk. Rounds of a few milliseconds share checkpoints: after one, the next waits
-for a moment, or until as many rounds wait for it as may. Records of rounds are added to rounds.jsonl when a checkpoint
-that holds them is on disk, and not before.
-
-Where rounds can be made again, checkpoints are some time apart, the longer the longer it takes to make one, so that
-they take a small share of a run's time; records do not wait for them.
-
-A checkpoint that cannot be written is tried again for a while (persistence.py), and the run goes on as far as it may be
-ahead.
+- If rounds are faster than the disk, only the latest checkpoint is written. A run is never
+  more than a few rounds ahead of its disk.
+- Rounds of a few milliseconds share checkpoints: after each, the next waits for a moment,
+  or until the run is as far ahead as allowed.
+- A record is appended to rounds.jsonl after a checkpoint that contains it is on disk.
+- If rounds can be repeated, checkpoints have an interval that grows with the time to write
+  one. They then take a small fraction of a run's time, and records do not wait for them.
+- A failed write is repeated for a while (`durable_files.with_retries`). Meanwhile the run
+  continues until it is as far ahead as allowed.
 """
 
 import json
@@ -53,6 +46,20 @@ from fedbudget.protocol.update import restarted
 from fedbudget.runs.folder import CHECKPOINT, SPARE
 from fedbudget.runs.record import RoundRecord
 
+SHARE = 0.04
+"""Largest fraction of a run's time for checkpoints that have an interval."""
+
+T = TypeVar("T")
+_State = AggregatorState[Any, Any]
+_Parts = list[bytes | memoryview]
+
+_KIND = "fedbudget-checkpoint"
+_VERSION = 5
+_ENGINE = "engine"  # prefix of its arrays' names
+_CHECKSUM_LENGTH = 8
+_MIN_SPARE = 2**18  # bytes of the disk that are kept in reserve
+_PAUSE = 0.02  # seconds between two checkpoints, unless rounds have to wait
+
 _TYPES = {
     "f8": "F64",
     "f4": "F32",
@@ -66,41 +73,14 @@ _TYPES = {
 }
 
 
-def in_parts(arrays: Arrays, metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """What a file of these has in it, one part after the other.
-
-    Args:
-      arrays: little-endian, and contiguous.
-    """
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    end = 0
-    for name, values in ordered:
-        begin, end = end, end + values.nbytes
-        kind = _TYPES[f"{values.dtype.kind}{values.dtype.itemsize}"]
-        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
-    return parts + [np.ravel(values).data.cast("B") for _, values in ordered if values.size]
-
-
-T = TypeVar("T")
-
-_KIND = "fedbudget-checkpoint"
-_VERSION = 5
-_ENGINE = "engine"  # what its arrays' names begin with
-_CHECKSUM_LENGTH = 8
-
-
 @dataclass(frozen=True)
 class Conditions:
-    """What a run was made under and may be another when it goes on, or must not be.
+    """Conditions of a run, to compare with those under which it is resumed.
 
     Args:
-      limits: of the budget, by resource.
-      rounds: the most to make, besides the budget.
-      data: a fingerprint of all samples; nothing where they are on other machines.
+      limits: limits of the budget by resource.
+      rounds: largest number of rounds, in addition to the budget.
+      data: fingerprint of all samples; empty if they are on other machines.
     """
 
     limits: dict[str, float] = field(default_factory=dict)
@@ -108,11 +88,10 @@ class Conditions:
     data: str = ""
 
     def extended_by(self, limits: Mapping[str, float], rounds: int | None) -> bool:
-        """Whether these limits, and this number of rounds, allow more."""
-        more = any(limit > self.limits.get(name, limit) for name, limit in limits.items())
-        return more or (
-            self.rounds is not None and (rounds is None or rounds > self.rounds)
-        )
+        """Return whether other limits and another number of rounds allow more."""
+        if any(limit > self.limits.get(name, limit) for name, limit in limits.items()):
+            return True
+        return self.rounds is not None and (rounds is None or rounds > self.rounds)
 
 
 @dataclass(frozen=True)
@@ -120,46 +99,35 @@ class Checkpoint:
     """A run between two rounds.
 
     Args:
-      state: the aggregator's.
-      records: of the last rounds, as lines of rounds.jsonl that may not be there yet; none when no round is over.
-      engine: whatever the engine must know to go on, as structure.py has it: who is who, meters, counters; plain JSON
-        when it was read from a file.
-      arrays: that belong to it then, by their names in it.
-      conditions: under which the run has come here.
+      state: state of the aggregator.
+      records: last records, as lines that rounds.jsonl may not have yet; empty before the
+        end of the first round.
+      engine: state of the engine (nodes, meters, counters), in the form of codec.py; plain
+        JSON if it was read from a file.
+      arrays: arrays of the engine's state by name, if it was read from a file.
+      conditions: conditions of the run so far.
     """
 
-    state: AggregatorState[Any, Any]
+    state: _State
     records: tuple[str, ...] = ()
     engine: Any = field(default_factory=dict)
     arrays: Arrays = field(default_factory=dict)
     conditions: Conditions = Conditions()
 
-    def engine_state(self, kind: type[T]) -> T:
-        """What the engine must know, as it was before it was written."""
-        try:
-            return restore(kind, self.engine, self.arrays)
-        except (ValueError, msgspec.ValidationError) as error:
-            raise UserError(
-                f"the checkpoint is not of a run like this one: {error}"
-            ) from None
-
     def save(self, folder: Path) -> None:
-        """Writes it, in place of the one before; an OSError, and the one before, when that cannot be."""
-        durable_files.replace(folder / CHECKPOINT, self.in_parts())
+        """Replace the checkpoint of a run; on an OSError the old one stays."""
+        durable_files.replace(folder / CHECKPOINT, self.parts())
 
     @classmethod
     def load(cls, folder: Path, method: Method) -> "Checkpoint":
-        """Reads what a run by this method has written."""
+        """Read the checkpoint of a run with this method."""
         path = folder / CHECKPOINT
         if not path.is_file():
-            raise UserError(f"{folder} has no {CHECKPOINT}: there is nothing to go on from")
+            raise UserError(f"{folder} has no {CHECKPOINT}: the run cannot be resumed")
         try:
             tensors, plain = _read(path)
-            arrays = {
-                name: tensors.pop(name)
-                for name in list(tensors)
-                if name.startswith(f"{_ENGINE}.")
-            }
+            of_engine = [name for name in tensors if name.startswith(f"{_ENGINE}.")]
+            arrays = {name: tensors.pop(name) for name in of_engine}
             state = restore(method.state_type(tensors["w"]), plain["state"], tensors)
             if state.best.shape == state.w.shape:
                 state = state.recovered(restarted(method.update, state.update, state.best))
@@ -181,17 +149,26 @@ class Checkpoint:
             raise UserError(f"{path}: the checkpoint cannot be read: {error}") from None
         return cls(state, records, engine, arrays, conditions)
 
-    def in_parts(self) -> "list[bytes | memoryview]":
-        """What the file has in it."""
+    def engine_state(self, kind: type[T]) -> T:
+        """Return the state of the engine as an object of its class."""
+        try:
+            return restore(kind, self.engine, self.arrays)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise UserError(
+                f"the checkpoint belongs to a run of another kind: {error}"
+            ) from None
+
+    def parts(self) -> _Parts:
+        """Return the content of the file in parts."""
         state, arrays = flatten(self.state)
         engine, more = flatten({_ENGINE: self.engine})
-        arrays = {**arrays, **more, **self.arrays}
-        # Little-endian and in one piece, as files have them, or the checksum would be another on some machines.
+        conditions, _ = flatten(self.conditions)
+        # Little-endian and contiguous as in the file, or the checksum would depend on the
+        # machine.
         arrays = {
             name: np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-            for name, values in arrays.items()
+            for name, values in {**arrays, **more, **self.arrays}.items()
         }
-        conditions, _ = flatten(self.conditions)
         plain = {
             "version": _VERSION,
             "state": state,
@@ -200,80 +177,28 @@ class Checkpoint:
             **engine,
         }
         text = json.dumps(plain, separators=(",", ":"))
-        return in_parts(arrays, {_KIND: _checksum(arrays, text) + text})
-
-
-def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """What is in the file, if it is one of ours and undamaged."""
-    with safe_open(path, framework="numpy") as file:
-        written = (file.metadata() or {}).get(_KIND)
-        if written is None:
-            raise ValueError("it is not one of fedbudget's")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    checksum = written[:_CHECKSUM_LENGTH]
-    text = written[_CHECKSUM_LENGTH:]
-    if checksum != _checksum(tensors, text):
-        raise ValueError("it is damaged: its checksum is another")
-    plain = json.loads(text)
-    if not isinstance(plain, dict) or plain.get("version") != _VERSION:
-        raise ValueError("it is of another version of fedbudget")
-    return tensors, plain
-
-
-def _checksum(tensors: Arrays, text: str) -> str:
-    """Of all that is in the file, so that nothing in it is damaged unnoticed; it is no proof against forgery."""
-    checksum = zlib.crc32(text.encode())
-    for name, values in sorted(tensors.items()):
-        checksum = zlib.crc32(
-            f"{name} {values.dtype.str} {values.shape}".encode(), checksum
-        )
-        checksum = zlib.crc32(values.data, checksum)
-    return f"{checksum:08x}"
-
-
-def _check_records(state: AggregatorState[Any, Any], records: tuple[str, ...]) -> None:
-    """The last records are of the rounds before the one that is announced."""
-    numbers = [RoundRecord.from_json(line).round for line in records]
-    last = state.round - 1 if state.phase is not Phase.DONE or not numbers else max(numbers)
-    if numbers != list(range(last - len(numbers) + 1, last + 1)) or last not in (
-        state.round - 1,
-        state.round,
-    ):
-        raise ValueError(
-            f"the last records are of rounds {numbers}, not of those before round {state.round}"
-        )
-
-
-Append = Callable[[RoundRecord], None]
-
-"""Space on the disk that is kept back, and let go when there is no other."""
-_LEAST_SPARE = 2**18  # bytes
-
-_REST = 0.02  # seconds after a checkpoint in which no other is begun, unless rounds would have to wait for it
-
-SHARE = 0.04
-"""Of a run's time, that checkpoints take at most where they are some time apart."""
+        return safetensors_parts(arrays, {_KIND: _checksum(arrays, text) + text})
 
 
 class CheckpointWriter:
-    """Writes what it is given, in order, and as soon as the disk has time for it.
+    """Writes checkpoints and records in a thread, in order.
 
     Args:
-      folder: of the run.
+      folder: folder of the run.
       append: adds a record to rounds.jsonl.
-      sync: returns when the records that were added are safe from a power cut. So they are before there is a checkpoint
-        that does not hold them any more.
-      ahead: the most rounds that may wait for the disk while the run goes on.
-      records: that the last checkpoint on disk holds, as lines.
-      interval: seconds between two checkpoints, at least.
-      spare: whether space on the disk is kept back.
-      conditions: that the run is made under.
+      sync: returns when all added records survive a power cut. A later checkpoint without
+        them is written only after that.
+      ahead: rounds that may wait for the disk while the run continues.
+      records: records of the last checkpoint on disk, as lines.
+      interval: minimum seconds between two checkpoints.
+      spare: whether to keep a reserve of disk space.
+      conditions: conditions of the run.
     """
 
     def __init__(
         self,
         folder: Path,
-        append: Append,
+        append: Callable[[RoundRecord], None],
         *,
         ahead: int,
         sync: Callable[[], None] = lambda: None,
@@ -282,74 +207,66 @@ class CheckpointWriter:
         spare: bool = False,
         conditions: Conditions = Conditions(),
     ) -> None:
-        self._interval = interval
-        self._conditions = conditions
-        self._asked = time.monotonic()
-        self._next = self._asked + interval
         self._folder = folder
-        self._spare = SpareSpace(folder / SPARE) if spare else None
         self._append = append
-        self._sync = sync
         self._ahead = ahead
+        self._sync = sync
         self._last = records[-1:]
+        self._interval = interval
+        self._spare = SpareSpace(folder / SPARE) if spare else None
+        self._conditions = conditions
+        self._started = time.monotonic()  # of the current checkpoint
+        self._next = self._started + interval  # when the next one is due
+        self._pause_end = 0.0
         self._changed = threading.Condition()
         self._waiting: list[RoundRecord] = []
-        self._latest: (
-            tuple[AggregatorState[Any, Any], object, RoundRecord | None] | None
-        ) = None
+        self._latest: tuple[_State, object, RoundRecord | None] | None = None
         self._error: Exception | None = None
-        self._busy = self._over = self._flushed = False
-        self._rested = 0.0  # when the next checkpoint may be begun
+        self._busy = False
+        self._closed = False
+        self._flushing = False
         self._thread = threading.Thread(
             target=self._work, name="fedbudget-checkpoints", daemon=True
         )
         self._thread.start()
 
     def due(self) -> bool:
-        """Whether it is time for another checkpoint; to be asked before one is made, which is timed from here."""
+        """Return whether another checkpoint is due; if so, its time starts now."""
         now = time.monotonic()
         if self._busy or now < self._next:
             return False
-        self._asked = now
+        self._started = now
         self._next = math.inf
         return True
 
-    def save(
-        self, state: AggregatorState[Any, Any], engine: object, record: RoundRecord | None
-    ) -> None:
-        """Takes where a run has come to, and the record of the round that was the last, to be on disk before long.
+    def save(self, state: _State, engine: object, record: RoundRecord | None) -> None:
+        """Accept the state of a run, and the record of its last round, for writing.
 
-        Raises what went wrong with an earlier one.
+        Raises the error of an earlier write.
         """
         with self._changed:
             self._raise_error()
-            self._latest = state, engine, record
+            self._latest = (state, engine, record)
             if record is not None and not self._interval:
                 self._waiting.append(record)
-            if (
-                self._urgent or time.monotonic() >= self._rested
-            ):  # or the thread wakes up by itself
-                self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: len(self._waiting) <= self._ahead or self._error is not None
-            )
-            self._raise_error()
+            if self._urgent or time.monotonic() >= self._pause_end:
+                self._changed.notify_all()  # otherwise the thread wakes up by itself
+            self._wait_for(lambda: len(self._waiting) <= self._ahead)
 
     def flush(self) -> None:
-        """Waits until all is on disk."""
+        """Wait until everything is on disk."""
         with self._changed:
-            self._flushed = True
+            self._flushing = True
             self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: (self._latest is None and not self._busy) or self._error is not None
-            )
-            self._flushed = False
-            self._raise_error()
+            try:
+                self._wait_for(lambda: self._latest is None and not self._busy)
+            finally:
+                self._flushing = False
 
     def close(self) -> None:
-        """Ends the thread, when it has written what it was given."""
+        """Write what was accepted and end the thread."""
         with self._changed:
-            self._over = True
+            self._closed = True
             self._changed.notify_all()
         self._thread.join()
         if self._spare is not None:
@@ -357,13 +274,17 @@ class CheckpointWriter:
 
     @property
     def _urgent(self) -> bool:
-        """Whether the next checkpoint is not put off."""
+        """Whether the next checkpoint is written without a pause."""
         return (
-            self._over
-            or self._flushed
+            self._closed
+            or self._flushing
             or bool(self._interval)
             or len(self._waiting) >= max(1, self._ahead - 1)
         )
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: condition() or self._error is not None)
+        self._raise_error()
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -372,44 +293,111 @@ class CheckpointWriter:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._urgent, timeout=max(0.0, self._rested - time.monotonic())
-                )
-                self._changed.wait_for(lambda: self._latest is not None or self._over)
+                pause = max(0.0, self._pause_end - time.monotonic())
+                self._changed.wait_for(lambda: self._urgent, timeout=pause)
+                self._changed.wait_for(lambda: self._latest is not None or self._closed)
                 if self._latest is None:
                     return
-                (state, engine, record), records = self._latest, list(self._waiting)
+                state, engine, record = self._latest
+                records = list(self._waiting)
                 if self._interval and record is not None:
-                    records = [record]  # the others are on disk already
+                    records = [record]  # earlier ones are on disk
                 self._latest = None
                 self._busy = True
+            error = None
             try:
                 self._write(state, engine, records)
-            except Exception as error:
-                with self._changed:
-                    self._error = error
-                    self._busy = False
-                    self._changed.notify_all()
-                return
+            except Exception as failure:
+                error = failure
             with self._changed:
-                del self._waiting[: len(records)]
+                self._error = error
                 self._busy = False
-                now = time.monotonic()
-                self._next = now + max(self._interval, (now - self._asked) / SHARE)
-                self._rested = now + _REST
+                if error is None:
+                    del self._waiting[: len(records)]
+                    now = time.monotonic()
+                    self._next = now + max(self._interval, (now - self._started) / SHARE)
+                    self._pause_end = now + _PAUSE
                 self._changed.notify_all()
+                if error is not None:
+                    return
 
-    def _write(
-        self, state: AggregatorState[Any, Any], engine: object, records: list[RoundRecord]
-    ) -> None:
+    def _write(self, state: _State, engine: object, records: list[RoundRecord]) -> None:
         lines = tuple(record.to_json() for record in records) or self._last
-        content = Checkpoint(state, lines, engine, conditions=self._conditions)
+        checkpoint = Checkpoint(state, lines, engine, conditions=self._conditions)
         self._sync()
-        with_retries(lambda: content.save(self._folder), spare=self._spare)
+        with_retries(lambda: checkpoint.save(self._folder), spare=self._spare)
         if self._spare is not None:
-            self._spare.keep(
-                max(_LEAST_SPARE, 2 * (self._folder / CHECKPOINT).stat().st_size)
-            )
+            size = (self._folder / CHECKPOINT).stat().st_size
+            self._spare.keep(max(_MIN_SPARE, 2 * size))
         self._last = lines[-1:]
         for record in records:
             self._append(record)
+
+
+def safetensors_parts(arrays: Arrays, metadata: Mapping[str, str]) -> _Parts:
+    """Return the content of a safetensors file in parts, without copying the arrays.
+
+    The format:
+
+        8 bytes      length of the header, little-endian
+        header       JSON with the type, shape and position of each tensor, padded with
+                     spaces to a multiple of 8 bytes
+        tensors      wider types first, so that all numbers are aligned
+
+    Args:
+      arrays: little-endian and contiguous.
+      metadata: texts for the header.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    end = 0
+    for name, values in ordered:
+        begin = end
+        end += values.nbytes
+        kind = _TYPES[f"{values.dtype.kind}{values.dtype.itemsize}"]
+        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    parts: _Parts = [len(text).to_bytes(8, "little"), text]
+    return parts + [np.ravel(values).data.cast("B") for _, values in ordered if values.size]
+
+
+def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """Read and check the tensors and the plain values of a file."""
+    with safe_open(path, framework="numpy") as file:
+        written = (file.metadata() or {}).get(_KIND)
+        if written is None:
+            raise ValueError("it is not a checkpoint of fedbudget")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    checksum = written[:_CHECKSUM_LENGTH]
+    text = written[_CHECKSUM_LENGTH:]
+    if checksum != _checksum(tensors, text):
+        raise ValueError("it is damaged: its checksum does not match")
+    plain = json.loads(text)
+    if not isinstance(plain, dict) or plain.get("version") != _VERSION:
+        raise ValueError("it was written by another version of fedbudget")
+    return tensors, plain
+
+
+def _checksum(tensors: Arrays, text: str) -> str:
+    """Return a checksum of the file; it detects damage, not forgery."""
+    checksum = zlib.crc32(text.encode())
+    for name, values in sorted(tensors.items()):
+        kind = f"{name} {values.dtype.str} {values.shape}"
+        checksum = zlib.crc32(kind.encode(), checksum)
+        checksum = zlib.crc32(values.data, checksum)
+    return f"{checksum:08x}"
+
+
+def _check_records(state: _State, records: tuple[str, ...]) -> None:
+    """Check that the records are those of the rounds before the announced one."""
+    numbers = [RoundRecord.from_json(line).round for line in records]
+    last = state.round - 1
+    if state.phase is Phase.DONE and numbers:
+        last = max(numbers)
+    consecutive = list(range(last - len(numbers) + 1, last + 1))
+    if numbers != consecutive or last not in (state.round - 1, state.round):
+        raise ValueError(
+            f"its last records are of rounds {numbers}, not of those before round "
+            f"{state.round}"
+        )

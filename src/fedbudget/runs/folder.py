@@ -1,33 +1,34 @@
-"""Whether a program is at a run now, and which: it holds two locks as long as it may write to the run.
+"""A run on disk: one folder.
 
-That of the run's records says that someone writes to them. That of `.owner`, which says who, keeps any other away: it
-is taken before the first file is touched, and never waited for. The system lets go of both when the program ends,
-however it does, so that an owner which is gone is known to be. Where the system has no such locks, as Windows, nobody
-knows; where a file system does not pass them on from other machines, an owner on another machine is taken for alive.
+    config.toml         the settings, which suffice to repeat the run
+    rounds.jsonl        one record per round, appended during the run
+    summary.json        the result
+    model.safetensors   w^f by tensor names, and how to apply it (saved_model.py)
+    plot.png            the plot of the run
+    nodes.json          the nodes, for display (nodes.py)
+    kept.safetensors    the w that is best on test samples so far (evaluation/kept.py)
+    events.out.tfevents.*    for TensorBoard, if requested (trackers/tensorboard.py)
+    checkpoint.safetensors   the state of the run, to resume from (checkpoint.py)
+    .owner, .spare      during the run: the program that writes, and reserved disk space
 
-A run on disk: one folder.
+`RunWriter` writes a run, `Run` reads one.
 
-    config.toml         the settings, enough to repeat the run
-    rounds.jsonl        one record per round, written as it goes
-    summary.json        how it ended
-    model.safetensors   w^f by names, and what is needed to apply it (saved_model.py)
-    plot.png            the picture of the run
-    nodes.json          who takes part, for pages to show (nodes.py)
-    kept.safetensors    the w that is best on test samples so far, where that is to be kept (kept.py)
-    events.out.tfevents.*    what TensorBoard reads, where that was asked for (trackers/tensorboard.py)
-    checkpoint.safetensors   where the run has come to, to go on from (checkpoint.py)
-    .owner, .spare      while it is made: which program is at it (lock.py), and space that is kept back (persistence.py)
+- The folder is created when the run really starts. Its mode is private, because w contains
+  information about the data. To share it, create it in advance or change its mode.
+- Whole files are replaced in one step (durable_files.py). A record is one line at the end
+  of its file. Readers ignore an incomplete last line.
+- Over a network, a record is appended after a checkpoint that contains it is on disk. So a
+  record, and its spending, is never withdrawn.
+- A resumed run keeps its old model until there is a new one. Its old summary stays as well,
+  with the status `running`.
+- A folder may come from elsewhere: texts for display lose their control characters.
 
-`RunWriter` writes one, `Run` reads one. A folder appears only when a run really starts, and whole files are written
-beside their place and then moved there, so that nobody ever reads half of one. A record is one line, added to the end;
-half a line there is one that is being written, or was when the program died, and is not read. Whoever writes holds the
-locks (lock.py). A folder that a run makes is for its owner alone, because w tells of the data; who wants to share it
-makes it before, or changes its mode. A folder may come from elsewhere: what is read of it to be shown has no control
-characters.
-
-Over a network a round's record is added only when a checkpoint that holds it is on disk (checkpoint_writer.py), so that
-nobody ever reads of a round, and of what was spent in it, that is taken back. When a run goes on, its model stays until
-there is another, and so does its summary, of which the status says that it is not the last.
+A program that writes to a run holds two locks. The lock on rounds.jsonl shows that the run
+is active. The lock on `.owner`, which names the program, excludes other programs; it is
+taken before the first file is written, and never waited for. The system releases both when
+the program ends, even after a crash. Without such locks (Windows), activity is unknown. If
+a file system does not share locks between machines, an owner on another machine counts as
+active.
 """
 
 import contextlib
@@ -45,36 +46,176 @@ from fedbudget.errors import UserError, printable_texts
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.settings import Settings
 
+if TYPE_CHECKING:
+    from fedbudget.runs.saved_model import SavedModel
+
+CONFIG = "config.toml"
+ROUNDS = "rounds.jsonl"
+SUMMARY = "summary.json"
+MODEL = "model.safetensors"
+PLOT = "plot.png"
+CHECKPOINT = "checkpoint.safetensors"
 OWNER = ".owner"
+SPARE = ".spare"
+RUNNING = "running"
+"""Status of the old summary of a resumed run."""
 
 
-def hold(file: BinaryIO) -> None:
-    """Until the file is closed."""
-    with contextlib.suppress(ImportError, OSError):
-        import fcntl
+@dataclass(frozen=True)
+class Run:
+    """A finished or active run, read from its folder."""
 
-        fcntl.flock(file, fcntl.LOCK_EX)
+    path: Path
+    settings: Settings
+    rounds: list[RoundRecord]
+    summary: dict[str, Any] | None
+
+    @classmethod
+    def open(cls, path: Path) -> "Run":
+        """Read a run; raise `UserError` if the folder has none or is damaged."""
+        require_run(path)
+        try:
+            rounds = _records((path / ROUNDS).read_text(encoding="utf-8"))
+            summary = read_summary(path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: the run's records cannot be read: {error}") from None
+        return cls(path, read_settings(path), rounds, summary)
+
+    def model(self) -> "SavedModel":
+        # Imported here, because a list of runs does not need models.
+        from fedbudget.runs.saved_model import SavedModel
+
+        return SavedModel.load(self.path / MODEL)
 
 
-def is_held(path: Path) -> bool | None:
-    """Whether a program holds a file's lock; None where that cannot be known."""
-    try:
-        import fcntl
+class RunWriter:
+    """Creates the folder of a run and writes to it."""
 
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
-        return None
-    return False
+    def __init__(self, path: Path, config: str) -> None:
+        self.path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise UserError(f"{path} is not empty; a run needs an empty folder")
+            self._owner = Ownership(path)
+            self.replace(CONFIG, config.encode())
+            self._rounds = (path / ROUNDS).open("wb", buffering=0)
+            hold(self._rounds)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written to: {error.strerror}") from None
+
+    @classmethod
+    def resume(cls, path: Path, config: str, records: Sequence[str]) -> "RunWriter":
+        """Open the folder of a run to resume it from its checkpoint.
+
+        Records after those of the checkpoint are removed. Missing ones are added.
+
+        Args:
+          path: folder of the run.
+          config: new content of config.toml.
+          records: the checkpoint's records as JSON lines; empty before the end of round 1.
+        """
+        self = cls.__new__(cls)
+        self.path = path
+        require_run(path)
+        self._owner = Ownership(path)
+        try:
+            self._reopen(config, records)
+        except BaseException:
+            self._owner.release()
+            raise
+        return self
+
+    def append(self, record: RoundRecord) -> None:
+        """Add a record; on an OSError, such as a full disk, nothing of it remains."""
+        with_retries(lambda: self._append(record))
+
+    def sync(self) -> None:
+        """Return when all records survive a power cut."""
+        if not self._rounds.closed:
+            os.fsync(self._rounds.fileno())
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Write a whole file in one step."""
+        with_retries(lambda: durable_files.replace(self.path / name, content))
+
+    def finish(self, summary: Mapping[str, Any], model: bytes) -> None:
+        """Write the result and release the run."""
+        self.sync()
+        self.replace(MODEL, model)
+        self.replace(SUMMARY, _json(summary))
+        # Last: a run without a lock and without a summary counts as broken off.
+        self.close()
+
+    def close(self) -> None:
+        """Release the run as it is, so that it can be resumed."""
+        self._rounds.close()
+        self._owner.release()
+
+    def _reopen(self, config: str, records: Sequence[str]) -> None:
+        path = self.path
+        run = Run.open(path)
+        summary = _read_summary(path)
+        last = [_from_json(path, line) for line in records]
+        kept: list[RoundRecord] = []
+        if last:
+            kept = [own for own in run.rounds if own.round < last[0].round] + last
+        _require_complete(path, [own.round for own in kept])
+        try:
+            if summary is not None:
+                self.replace(SUMMARY, _json(summary | {"status": RUNNING}))
+            self.replace(CONFIG, config.encode())
+            self.replace(ROUNDS, b"".join(_line(own) for own in kept))
+            self._rounds = (path / ROUNDS).open("ab", buffering=0)
+            hold(self._rounds)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written to: {error.strerror}") from None
+
+    def _append(self, record: RoundRecord) -> None:
+        end = (self.path / ROUNDS).stat().st_size
+        line = memoryview(_line(record))
+        try:
+            # An unbuffered write may be partial. A buffer would retry a failed one later.
+            while line:
+                line = line[self._rounds.write(line) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._rounds.truncate(end)
+                self._rounds.seek(end)
+            raise
+
+
+def is_run(path: Path) -> bool:
+    """Return whether the folder contains a run."""
+    return (path / CONFIG).is_file() and (path / ROUNDS).is_file()
+
+
+def require_run(path: Path) -> None:
+    """Raise `UserError` unless the folder contains a run."""
+    if not is_run(path):
+        raise UserError(
+            f"{path} is not the folder of a run: {CONFIG} or {ROUNDS} is missing"
+        )
+
+
+def read_settings(path: Path) -> Settings:
+    """Return the settings of a run, without control characters in texts."""
+    return Settings(**printable_texts(Settings.from_toml(path / CONFIG)))
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """Return the summary of a run; None before its end and after it was resumed."""
+    summary = _read_summary(path)
+    return None if summary is None or summary.get("status") == RUNNING else summary
 
 
 class Ownership:
-    """This program is the one that may write to a run, until it is released; a `UserError` where another is.
+    """The right of this program to write to a run, until it is released.
+
+    Raises `UserError` if another program has it.
 
     Args:
-      folder: of the run.
+      folder: folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,9 +223,14 @@ class Ownership:
         self._file = self._take(folder)
         self._file.seek(0)
         self._file.truncate()
-        self._file.write(
-            json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
-        )
+        owner = {"pid": os.getpid(), "host": socket.gethostname()}
+        self._file.write(json.dumps(owner).encode())
+
+    def release(self) -> None:
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            self._file.close()
 
     def _take(self, folder: Path) -> Any:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
@@ -98,265 +244,99 @@ class Ownership:
             except BaseException:
                 file.close()
                 raise
-            file.close()  # of an owner that has just left, and taken it along
-
-    def release(self) -> None:
-        if not self._file.closed:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-            self._file.close()
+            file.close()  # its owner has just ended and removed it
 
 
 def require_free(folder: Path) -> None:
-    """Refuses a run that another program is at."""
+    """Raise `UserError` if another program writes to the run."""
     with contextlib.suppress(FileNotFoundError), (folder / OWNER).open("rb") as file:
         _require_free(folder, file)
 
 
+def hold(file: BinaryIO) -> None:
+    """Lock a file until it is closed."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def is_held(path: Path) -> bool | None:
+    """Return whether a program holds the lock of a file; None if unknown."""
+    try:
+        import fcntl
+
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return None
+    return False
+
+
 def _require_free(folder: Path, file: Any) -> None:
-    owner = _read(file)
-    who = (
-        f"process {owner.get('pid')} on {owner.get('host')}" if owner else "another program"
-    )
+    owner = _read_owner(file)
+    who = "another program"
+    if owner is not None:
+        who = f"process {owner['pid']} on {owner['host']}"
     try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"{folder} is being written to by {who}; end that first") from None
+        raise UserError(f"{folder} is being written to by {who}; stop it first") from None
     except (ImportError, OSError):
         return
-    if owner and owner.get("host") != socket.gethostname():
+    if owner is not None and owner["host"] != socket.gethostname():
         raise UserError(
-            f"{folder} belongs to {who}, which has not said that it has ended; if it has, remove {folder / OWNER}"
+            f"{folder} belongs to {who}, which may still be running; if it has ended, "
+            f"remove {folder / OWNER}"
         )
 
 
-def _read(file: Any) -> dict[str, Any]:
+def _read_owner(file: Any) -> dict[str, Any] | None:
     try:
-        found = json.loads(file.read(1000))
-    except (OSError, ValueError):
-        return {}
-    known = (
-        isinstance(found, dict)
-        and isinstance(found.get("pid"), int)
-        and isinstance(found.get("host"), str)
-    )
-    return (
-        {**found, "host": found["host"][:200].encode("ascii", "replace").decode()}
-        if known
-        else {}
-    )
-
-
-if TYPE_CHECKING:
-    from fedbudget.runs.saved_model import SavedModel
-
-CONFIG = "config.toml"
-ROUNDS = "rounds.jsonl"
-SUMMARY = "summary.json"
-MODEL = "model.safetensors"
-PLOT = "plot.png"
-CHECKPOINT = "checkpoint.safetensors"
-SPARE = ".spare"
-RUNNING = "running"
-"""The status of a summary that is of an end which was not the last."""
-
-
-class RunWriter:
-    """Makes the folder and fills it as the run goes on."""
-
-    def __init__(self, path: Path, config: str) -> None:
-        self.path = path
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                raise UserError(f"{path} is not empty; a run needs a folder of its own")
-            self._owner = Ownership(path)
-            self.replace(CONFIG, config.encode())
-            self._rounds = (path / ROUNDS).open("wb", buffering=0)
-            hold(self._rounds)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written to: {error.strerror}") from None
-
-    @classmethod
-    def resume(cls, path: Path, config: str, records: Sequence[str]) -> "RunWriter":
-        """Opens the folder of a run, to go on from its checkpoint.
-
-        Records after the checkpoint's are cut off, and its own are added if they are missing.
-
-        Args:
-          config: in place of the one that is there.
-          records: the checkpoint's, as their JSON lines; none when no round was over.
-        """
-        self = cls.__new__(cls)
-        self.path = path
-        require_run(path)
-        self._owner = Ownership(path)
-        try:
-            self._open_again(config, records)
-        except BaseException:
-            self._owner.release()
-            raise
-        return self
-
-    def _open_again(self, config: str, records: Sequence[str]) -> None:
-        path = self.path
-        run = Run.open(path)
-        summary = _read_summary(path)
-        last = [_from_json(path, line) for line in records]
-        kept = [*(own for own in run.rounds if last and own.round < last[0].round), *last]
-        missing = (
-            sorted({*range(1, kept[-1].round + 1)} - {own.round for own in kept})
-            if kept
-            else []
-        )
-        if missing or len({own.round for own in kept}) < len(kept):
-            what = (
-                f"records of {_spans(missing)} are missing"
-                if missing
-                else "records of rounds are there twice"
-            )
-            raise UserError(f"{path}: {what} in {ROUNDS}; the run cannot go on from there")
-        try:
-            if summary is not None:
-                self.replace(SUMMARY, _json(summary | {"status": RUNNING}))
-            self.replace(CONFIG, config.encode())
-            self.replace(ROUNDS, b"".join(_line(own) for own in kept))
-            self._rounds = (path / ROUNDS).open("ab", buffering=0)
-            hold(self._rounds)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written to: {error.strerror}") from None
-
-    def append(self, record: RoundRecord) -> None:
-        """Adds a round's record, or raises an OSError and leaves no half of it, when the disk stays full say."""
-        with_retries(lambda: self._append(record))
-
-    def sync(self) -> None:
-        """Returns when all records are safe from a power cut."""
-        if not self._rounds.closed:
-            os.fsync(self._rounds.fileno())
-
-    def _append(self, record: RoundRecord) -> None:
-        end = (self.path / ROUNDS).stat().st_size
-        line = memoryview(_line(record))
-        try:
-            while line:  # without a buffer, which would try again later; then a write may be a part of one
-                line = line[self._rounds.write(line) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._rounds.truncate(end)
-                self._rounds.seek(end)
-            raise
-
-    def close(self) -> None:
-        """Leaves the run as it is, to go on with another time."""
-        self._rounds.close()
-        self._owner.release()
-
-    def finish(self, summary: Mapping[str, Any], model: bytes) -> None:
-        self.sync()
-        self.replace(MODEL, model)
-        self.replace(SUMMARY, _json(summary))
-        self.close()  # now, when the summary says how the run ended, others may know that nobody is at it any more
-
-    def replace(self, name: str, content: bytes) -> None:
-        """Writes a whole file in one step."""
-        with_retries(lambda: durable_files.replace(self.path / name, content))
-
-
-def is_run(path: Path) -> bool:
-    """Whether a run was begun in a folder."""
-    return (path / CONFIG).is_file() and (path / ROUNDS).is_file()
-
-
-def require_run(path: Path) -> None:
-    if not is_run(path):
-        raise UserError(
-            f"{path} is not the folder of a run: {CONFIG} or {ROUNDS} is missing"
-        )
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that was made, or is being made."""
-
-    path: Path
-    settings: Settings
-    rounds: list[RoundRecord]
-    summary: dict[str, Any] | None
-
-    @classmethod
-    def open(cls, path: Path) -> "Run":
-        require_run(path)
-        try:
-            rounds = _records((path / ROUNDS).read_text(encoding="utf-8"))
-            summary = read_summary(path)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: the run's records cannot be read: {error}") from None
-        return cls(path, read_settings(path), rounds, summary)
-
-    def model(self) -> "SavedModel":
-        from fedbudget.runs.saved_model import (
-            SavedModel,  # with models, which a list of runs need not wait for
-        )
-
-        return SavedModel.load(self.path / MODEL)
-
-
-def read_settings(path: Path) -> Settings:
-    """A run's settings, from its folder; what may be shown of them has no control characters."""
-    return Settings(**printable_texts(Settings.from_toml(path / CONFIG)))
-
-
-def read_summary(path: Path) -> dict[str, Any] | None:
-    """How a run ended, or None where it has not, or goes on; from its folder."""
-    summary = _read_summary(path)
-    return None if summary is None or summary.get("status") == RUNNING else summary
+        owner = json.loads(file.read(1000))
+        host = owner["host"][:200].encode("ascii", "replace").decode()
+        return {"pid": int(owner["pid"]), "host": host}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        return None
 
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
     try:
-        summary: dict[str, Any] = printable_texts(
-            json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-        )
+        text = (path / SUMMARY).read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+    summary: dict[str, Any] = printable_texts(json.loads(text))
     for name in ("metrics", "to_beat", "spread"):
         figures = summary.get(name) or {}
         if not isinstance(figures, dict) or not all(
             isinstance(value, int | float) for value in figures.values()
         ):
-            raise ValueError(f"in {SUMMARY}, {name} are not numbers by name")
+            raise ValueError(f"in {SUMMARY}, {name} must be numbers by name")
     return summary
 
 
-def _spans(numbers: Sequence[int]) -> str:
-    """
-    >>> _spans([3]), _spans([3, 4, 5, 9])
-    ('round 3', 'rounds 3 to 9')
-    """
-    return (
-        f"round {numbers[0]}"
-        if len(numbers) == 1
-        else f"rounds {numbers[0]} to {numbers[-1]}"
-    )
-
-
-def _json(summary: Mapping[str, Any]) -> bytes:
-    return (json.dumps(summary, indent=2) + "\n").encode()
-
-
-def _line(record: RoundRecord) -> bytes:
-    return (record.to_json() + "\n").encode()
+def _require_complete(path: Path, rounds: Sequence[int]) -> None:
+    """Raise `UserError` unless every round up to the last has one record."""
+    missing = sorted({*range(1, rounds[-1] + 1)} - {*rounds}) if rounds else []
+    if missing:
+        problem = f"records of rounds {missing[0]} to {missing[-1]} are missing"
+    elif len({*rounds}) < len(rounds):
+        problem = "some rounds have two records"
+    else:
+        return
+    raise UserError(f"{path}: {problem} in {ROUNDS}; the run cannot be resumed")
 
 
 def _records(text: str) -> list[RoundRecord]:
-    """All records, without a last line that is half written."""
-    *whole, half = text.split("\n")
+    """Return all records, without an incomplete last line."""
+    *whole, rest = text.split("\n")
     records = [RoundRecord.from_json(line) for line in whole]
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        records.append(RoundRecord.from_json(half))
+        records.append(RoundRecord.from_json(rest))
     return records
 
 
@@ -367,3 +347,11 @@ def _from_json(path: Path, line: str) -> RoundRecord:
         raise UserError(
             f"{path}: the checkpoint's last record cannot be read: {error}"
         ) from None
+
+
+def _json(summary: Mapping[str, Any]) -> bytes:
+    return (json.dumps(summary, indent=2) + "\n").encode()
+
+
+def _line(record: RoundRecord) -> bytes:
+    return (record.to_json() + "\n").encode()

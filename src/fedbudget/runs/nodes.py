@@ -1,15 +1,15 @@
-"""Who takes part in a run, for those who look at it: `nodes.json` in the run's folder.
+"""The nodes of a run, for display: `nodes.json` in its folder.
 
-Rules here:
-- Nothing in this file is needed to repeat a run or to go on with it; it is written for people, and read by pages.
-- Rounds never wait for it, and a run does without it where it cannot be written. Nodes on other machines are looked at
-  from a thread of its own, about once a second; what goes wrong there ends the looking and nothing else.
+- The file is not needed to repeat or resume a run.
+- Rounds never wait for it, and a run continues if it cannot be written. For nodes on other
+  machines, a thread writes it about once a second. Errors there do not affect the run.
 """
 
 import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,16 @@ from fedbudget.node_status import NodeStatus
 
 NODES = "nodes.json"
 MAX_LISTED = 200
-"""Of more nodes than this only some are listed, or none where they are simulated; figures are about all."""
-
-_INTERVAL = 1.0  # seconds
+"""Of more nodes only some are listed, or none if they are simulated. Totals cover all."""
 
 
 def write_simulated(folder: Path, sizes: Int64, speeds: Float64 | None = None) -> None:
-    """Writes of nodes that are simulated, once: how many samples each has, [nodes], and how fast it is, if they differ.
+    """Write the simulated nodes of a run, once.
+
+    Args:
+      folder: folder of the run.
+      sizes: number of samples of each node, [nodes].
+      speeds: speed of each node, [nodes]; None if they are equal.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
@@ -35,17 +38,19 @@ def write_simulated(folder: Path, sizes: Int64, speeds: Float64 | None = None) -
     ...     [node["samples"] for node in read(Path(name))["nodes"]]
     [3, 4]
     """
-    fast = [None] * len(sizes) if speeds is None else speeds.round(4).tolist()
-    listed = [
-        NodeStatus(str(number), (number,), int(size), speed=speed)
-        for number, (size, speed) in enumerate(zip(sizes, fast, strict=True))
-    ]
+    listed = []
+    if len(sizes) <= MAX_LISTED:
+        fast = [None] * len(sizes) if speeds is None else speeds.round(4).tolist()
+        listed = [
+            NodeStatus(str(number), (number,), int(size), speed=speed)
+            for number, (size, speed) in enumerate(zip(sizes, fast, strict=True))
+        ]
     with contextlib.suppress(OSError):
-        _write(folder, len(sizes), sizes, listed if len(listed) <= MAX_LISTED else [])
+        _write(folder, len(sizes), sizes, listed)
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """What `nodes.json` says; None where there is none, or none that can be read."""
+    """Return the content of `nodes.json`; None if it is missing or unreadable."""
     try:
         content = json.loads((folder / NODES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -54,10 +59,12 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 class NodeStatusWriter:
-    """Writes how nodes on other machines are, again and again, until it is closed.
+    """Writes the status of nodes on other machines periodically, until it is closed.
 
     Args:
-      statuses: gives the nodes as they are now; one whose `last_seen` is None is away.
+      folder: folder of the run.
+      statuses: returns the current nodes; a node is away if its `last_seen` is None.
+      interval: seconds between two writes.
     """
 
     def __init__(
@@ -65,12 +72,12 @@ class NodeStatusWriter:
         folder: Path,
         statuses: Callable[[], Sequence[NodeStatus]],
         *,
-        interval: float = _INTERVAL,
+        interval: float = 1.0,
     ) -> None:
         self._folder = folder
         self._statuses = statuses
         self._interval = interval
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._last_seen: dict[str, float] = {}
         self._thread = threading.Thread(
             target=self._work, name="fedbudget-node-status", daemon=True
@@ -78,33 +85,28 @@ class NodeStatusWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Returns when the last status is on disk."""
-        self._over.set()
+        """Return when the last status is on disk."""
+        self._closed.set()
         self._thread.join()
 
     def _work(self) -> None:
-        over = False
-        while not over:
-            over = self._over.wait(self._interval)
-            with contextlib.suppress(
-                OSError, RuntimeError
-            ):  # a full disk, or a network that has ended
+        closed = False
+        while not closed:
+            closed = self._closed.wait(self._interval)
+            # The disk may be full, or the network closed.
+            with contextlib.suppress(OSError, RuntimeError):
                 self._write(self._statuses())
 
     def _write(self, nodes: Sequence[NodeStatus]) -> None:
-        self._last_seen |= {
-            node.name: node.last_seen for node in nodes if node.last_seen is not None
-        }
-        known = [
-            NodeStatus(**{**vars(node), "last_seen": self._last_seen.get(node.name)})
-            for node in nodes
-        ]
-        if len(known) > MAX_LISTED:  # those first that there is something to say of
-            known = sorted(
-                known, key=lambda node: (node.state != "away", -(node.missed or 0))
-            )[:MAX_LISTED]
+        for node in nodes:
+            if node.last_seen is not None:
+                self._last_seen[node.name] = node.last_seen
+        listed = [replace(node, last_seen=self._last_seen.get(node.name)) for node in nodes]
+        if len(listed) > MAX_LISTED:  # nodes with problems first
+            listed.sort(key=lambda node: (node.state != "away", -(node.missed or 0)))
         sizes = np.array([node.samples for node in nodes], np.int64)
-        _write(self._folder, sum(len(node.numbers) for node in nodes), sizes, known)
+        count = sum(len(node.numbers) for node in nodes)
+        _write(self._folder, count, sizes, listed[:MAX_LISTED])
 
 
 def _write(folder: Path, count: int, sizes: Int64, listed: Sequence[NodeStatus]) -> None:
@@ -112,7 +114,7 @@ def _write(folder: Path, count: int, sizes: Int64, listed: Sequence[NodeStatus])
         "count": count,
         "samples": {
             "total": int(sizes.sum()),
-            "smallest": int(sizes.min(initial=sizes.max(initial=0))),
+            "smallest": int(sizes.min()) if len(sizes) else 0,
             "median": float(np.median(sizes)) if len(sizes) else 0.0,
             "largest": int(sizes.max(initial=0)),
         },

@@ -1,4 +1,4 @@
-"""One line of `rounds.jsonl`: what plots, tables and pages read of a round, and nothing else."""
+"""One line of `rounds.jsonl`: all that plots, tables and pages read of a round."""
 
 import json
 import math
@@ -13,26 +13,36 @@ if TYPE_CHECKING:
     from fedbudget.protocol.messages import Private
     from fedbudget.protocol.workload import WorkShares
 
+MAX_LISTED = 200
+"""If there are more nodes, a record contains only their means."""
+
+_OPTIONAL = ("metrics", "spread", "work", "private")  # written only if present
+_MAY_BE_NAN = ("loss", "best_loss", "plain_delta", "corrected_delta")
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round as plain numbers; see `protocol.aggregator.Round` for what they mean.
+    """A round as plain numbers; `protocol.aggregator.Round` describes the other fields.
 
     Args:
-      accuracy: of the w that the round started from, on the test samples; None where it was not evaluated.
-      c, b, spent: per resource, by name: what a local update and the rest of the round cost, and all until its end.
-      expected_c, expected_b: what the next τ is chosen with; None where that is what the round cost, or none is chosen.
+      accuracy: accuracy of the round's initial w on test samples; None if not evaluated.
+      c, b: cost of a local update and of the rest of the round, by resource.
+      spent: total spending at the end of the round, by resource.
+      expected_c, expected_b: costs for the choice of the next τ; None if they equal c and
+        b, or no τ is chosen.
       plain_delta, corrected_delta: the round's `divergence`.
-      test_loss: as accuracy.
-      metrics: further ones, as accuracy, by name.
-      spread: how far nodes are apart in accuracy or RMSE, where they have test samples: `worst`, `tenth`, `median`, and
-        how many `nodes` they are.
-      wall: seconds since the run began, on this machine's clock.
-      work: where faster nodes made more updates than τ: `effective`, what they counted as; `mean_idle` and
-        `mean_idle_equal`, the share of that time that nodes waited, and would have with the same τ; and of up to 200
-        nodes the lists `node`, `updates`, `idle` and `idle_equal`.
-      private: of a private round: `clip`, the longest update that counted; `noise` and `count_noise`, in multiples of
-        what one node can change, at least where nodes add it; and `rho`, what it cost.
+      test_loss: loss on test samples, as `accuracy`.
+      metrics: further metrics on test samples by name, as `accuracy`.
+      spread: accuracy or RMSE over nodes that hold test samples: `worst`, `tenth`,
+        `median`, and the number of `nodes`.
+      wall: seconds since the start of the run, on this machine's clock.
+      work: set if faster nodes made more than τ updates. `effective`: equivalent τ.
+        `mean_idle` and `mean_idle_equal`: idle fraction of the update time, actual and with
+        equal τ. Lists for up to 200 nodes: `node`, `updates`, `idle`, `idle_equal`.
+      private: set in a private round. `clip`: largest norm of an update. `noise` and
+        `count_noise`: noise relative to the influence of one node, a lower bound if nodes
+        add it. `rho`: cost.
     """
 
     round: int
@@ -67,12 +77,12 @@ class RoundRecord:
 
     @property
     def effective_tau(self) -> float:
-        """τ, or what the updates of nodes counted as that made different numbers of them."""
+        """τ, or the equivalent τ if nodes made different numbers of updates."""
         return float(self.work["effective"]) if self.work else self.tau
 
     @property
     def tau_text(self) -> str:
-        """τ for people: 4, or 4-16 where faster nodes made more; nothing where no update was made."""
+        """τ for display: 4, or 4-16 if faster nodes made more; empty without updates."""
         if not self.work or not self.work["updates"]:
             return str(self.tau or "")
         return f"{min(self.work['updates'])}-{max(self.work['updates'])}"
@@ -81,117 +91,75 @@ class RoundRecord:
     def of(
         cls, round_: "Round", *, accuracy: float | None, wall: float, **figures: Any
     ) -> "RoundRecord":
-        """What has the same name in both is the same in both."""
+        """Return the record of a round.
+
+        Args:
+          round_: the round; fields with the same name are copied.
+          accuracy: see `RoundRecord`.
+          wall: see `RoundRecord`.
+          figures: further fields from an evaluation.
+        """
         ledger = round_.ledger
-        costs = round_.ledger.costs
-        label = round_.ledger.budget.label
-        values: dict[str, Any] = {name: getattr(round_, name, None) for name in _NAMES}
+        label = ledger.budget.label
+        values: dict[str, Any] = {
+            each.name: getattr(round_, each.name, None) for each in fields(cls)
+        }
         values |= {
+            **figures,
             "reason": str(round_.reason),
             "accuracy": accuracy,
             "wall": wall,
-            **figures,
-        }
-        values |= {
-            "c": label(costs.step),
-            "b": label(costs.aggregation),
+            "c": label(ledger.costs.step),
+            "b": label(ledger.costs.aggregation),
             "spent": ledger.budget.totals(ledger.spent),
+            "work": None if round_.work is None else _work(round_.work),
+            "private": None if round_.private is None else _private(round_.private),
         }
-        if (expected := round_.expected) is not None:
+        if round_.expected is not None:
+            values["expected_c"] = label(round_.expected.step)
+            values["expected_b"] = label(round_.expected.aggregation)
+        if round_.estimates is not None:
             values |= {
-                "expected_c": label(expected.step),
-                "expected_b": label(expected.aggregation),
+                name: getattr(round_.estimates, name) for name in ("rho", "beta", "delta")
             }
-        if (estimates := round_.estimates) is not None:
-            values |= {
-                "rho": estimates.rho,
-                "beta": estimates.beta,
-                "delta": estimates.delta,
-            }
-        values["work"] = None if round_.work is None else _work(round_.work)
-        values["private"] = None if round_.private is None else _private(round_.private)
-        if (divergence := round_.divergence) is not None:
-            values |= {
-                "plain_delta": divergence.plain,
-                "corrected_delta": divergence.corrected,
-            }
+        if round_.divergence is not None:
+            values["plain_delta"] = round_.divergence.plain
+            values["corrected_delta"] = round_.divergence.corrected
         return cls(**values)
 
     def to_json(self) -> str:
-        may_be_nan = ("loss", "best_loss", "plain_delta", "corrected_delta")
+        """Return the record as a line of JSON, without the line end."""
         values = {
-            **vars(self),
-            **{name: json_value(getattr(self, name)) for name in may_be_nan},
+            name: value
+            for name, value in vars(self).items()
+            if value or name not in _OPTIONAL
         }
-        return _ENCODER.encode(
-            {name: value for name, value in values.items() if value or name not in _SELDOM}
-        )
+        values |= {name: json_value(values[name]) for name in _MAY_BE_NAN}
+        return _ENCODER.encode(values)
 
     @classmethod
     def from_json(cls, line: str) -> "RoundRecord":
-        fields: dict[str, Any] = json.loads(line)
+        """Read a line of JSON; raise ValueError, KeyError or TypeError if it is invalid."""
+        values: dict[str, Any] = json.loads(line)
         for name in ("loss", "best_loss"):
-            if fields[name] is None:
-                fields[name] = math.nan
+            if values[name] is None:
+                values[name] = math.nan
         for name in ("kept", "left_out", "missed"):
-            fields[name] = tuple(fields.get(name, ()))
-        fields["reason"] = printable(str(fields["reason"]))
-        return cls(**fields)
-
-
-_NAMES = tuple(each.name for each in fields(RoundRecord))
-
-MOST_NODES = 200
-"""Of more, only means are kept in a round's record."""
-
-_SELDOM = (
-    "metrics",
-    "spread",
-    "work",
-    "private",
-)  # in some rounds, and so not written where they are not there
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-
-
-def _work(shares: "WorkShares") -> dict[str, Any]:
-    listed = len(shares.nodes) <= MOST_NODES
-    each = {"node": shares.nodes, "updates": shares.updates}
-    idle = {"idle": shares.idle, "idle_equal": shares.idle_equal}
-    return {
-        "effective": shares.effective,
-        **{f"mean_{name}": round(float(values.mean()), 3) for name, values in idle.items()},
-        **{name: values.tolist() if listed else [] for name, values in each.items()},
-        **{
-            name: values.round(3).tolist() if listed else []
-            for name, values in idle.items()
-        },
-    }
-
-
-def _private(private: "Private") -> dict[str, float]:
-    from fedbudget.protocol.privacy import multipliers
-
-    sigma = multipliers(private)
-    told = {
-        "clip": private.clip,
-        "noise": sigma.updates,
-        "count_noise": sigma.counts,
-        "rho": private.rho,
-    }
-    told |= {} if private.samples is None else {"samples": private.samples}
-    return {name: value for name, value in told.items() if 0 < value < math.inf}
+            values[name] = tuple(values.get(name, ()))
+        values["reason"] = printable(str(values["reason"]))
+        return cls(**values)
 
 
 def json_value(value: float | None) -> float | None:
-    """JSON has no NaN or infinity: null instead."""
+    """Return the value, or None for NaN and infinity, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def average_tau(taus: Sequence[float]) -> float:
-    """Local updates divided by aggregations; 0 before the first.
+    """Return local updates divided by aggregations; 0 before the first.
 
     Args:
-      taus: of the rounds that made updates.
+      taus: τ of the rounds that made updates.
 
     >>> average_tau([1, 2, 9])
     4.0
@@ -200,9 +168,39 @@ def average_tau(taus: Sequence[float]) -> float:
 
 
 def update_weighted_tau(taus: Sequence[int]) -> float:
-    """Σ τ² / Σ τ, the τ that an average local update belongs to: the paper's average, for its figures alone.
+    """Return Σ τ² / Σ τ, the mean τ over local updates, which the paper's figures show.
 
     >>> update_weighted_tau([1, 1, 8])
     6.6
     """
     return sum(tau * tau for tau in taus) / sum(taus) if any(taus) else 0.0
+
+
+def _work(shares: "WorkShares") -> dict[str, Any]:
+    lists = {
+        "node": shares.nodes,
+        "updates": shares.updates,
+        "idle": shares.idle.round(3),
+        "idle_equal": shares.idle_equal.round(3),
+    }
+    listed = len(shares.nodes) <= MAX_LISTED
+    return {
+        "effective": shares.effective,
+        "mean_idle": round(float(shares.idle.mean()), 3),
+        "mean_idle_equal": round(float(shares.idle_equal.mean()), 3),
+        **{name: values.tolist() if listed else [] for name, values in lists.items()},
+    }
+
+
+def _private(private: "Private") -> dict[str, float]:
+    from fedbudget.protocol.privacy import multipliers
+
+    sigma = multipliers(private)
+    values = {
+        "clip": private.clip,
+        "noise": sigma.updates,
+        "count_noise": sigma.counts,
+        "rho": private.rho,
+        "samples": private.samples or 0,
+    }
+    return {name: value for name, value in values.items() if 0 < value < math.inf}

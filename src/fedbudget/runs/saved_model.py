@@ -1,15 +1,16 @@
-"""`model.safetensors`: what was trained, with all that is needed to apply it to new samples.
+"""The trained model on disk: `model.safetensors`, ready to apply to new samples.
 
-Its tensors are those of the model, by their names, and nothing else: any program that reads safetensors has its
-weights. What they are for is one JSON text in the file's metadata, under the key `fedbudget`:
+The tensors are those of the model, by name, so any safetensors reader can load the weights.
+The rest is one JSON text in the metadata, under the key `fedbudget`:
 
-    model            its name, net.py:NAME, or what it was called in Python
-    options          what was chosen of it, such as the number of clusters
-    tensors, rows    the tensors' names and shapes in the order in which w is made of them (models/named_tensors.py)
-    samples          what a sample is like: the shape of its features, how they are stored and scaled
-    features, layout the features' names, and how they are made of a table's columns (data/layout.py)
-    classes          what class number 0, 1, ... stands for
-    standardization  mean and deviation of each feature, and of a real target, with which they were standardised
+    model            name, net.py:NAME, or the class in Python
+    options          options of the model, such as the number of clusters
+    tensors, rows    names and shapes of the tensors, in the order of w
+    samples          shape of a sample's features, and how they are stored and scaled
+    features, layout names of the features, and how a table's columns become features
+                     (data/tables.py)
+    classes          names of the classes 0, 1, ...
+    standardization  mean and deviation of each feature and of a real target
 """
 
 import json
@@ -31,20 +32,20 @@ from fedbudget.errors import UserError
 from fedbudget.models.base import ModelOptions
 from fedbudget.models.description import NamedTensors
 
-_ANY_KIND = "samples"  # how samples are stored that are no rows of an array
+_ANY_KIND = "samples"  # storage of samples that are not rows of an array
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """w^f, with what is needed to apply it.
+    """w^f, and how to apply it.
 
     Args:
-      w: [parameters].
-      model: its name, `net.py:NAME`, or what it was called in Python.
-      samples: what it was trained on, without the samples.
-      tensors: what w is made of.
-      options: what was chosen of a model that goes by a name.
-      complete: whether the file says what samples are like, which those of earlier versions do not.
+      w: parameters, [parameters].
+      model: name, `net.py:NAME`, or the class in Python.
+      samples: description of the training data, without samples.
+      tensors: names and shapes of the tensors in w.
+      options: options of a model with a name.
+      complete: whether the file describes samples; files of earlier versions do not.
     """
 
     w: Float32
@@ -67,41 +68,43 @@ class SavedModel:
         return self.samples.layout
 
     def to_bytes(self) -> bytes:
-        known = {
+        """Return the content of the file."""
+        description = {
             "model": self.model,
             "options": dict(self.options),
             "tensors": self.tensors.shapes,
             "rows": self.tensors.rows,
             **_described(self.samples),
         }
-        # One key, because several are written in any order.
-        return save(self.tensors.split(self.w), {"fedbudget": json.dumps(known)})
+        # One key, because the order of several keys is not fixed.
+        return save(self.tensors.split(self.w), {"fedbudget": json.dumps(description)})
 
     @classmethod
     def load(cls, path: Path) -> "SavedModel":
+        """Read a file; raise `UserError` if it is damaged or of another kind."""
         try:
             with safe_open(path, framework="numpy") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-                known = json.loads(file.metadata()["fedbudget"])
-            if "tensors" not in known:
-                return cls._of_earlier_version(tensors, known)
-            shapes = {name: tuple(shape) for name, shape in known["tensors"].items()}
-            named = NamedTensors(shapes, known["rows"])
+                description = json.loads(file.metadata()["fedbudget"])
+            if "tensors" not in description:
+                return cls._of_earlier_version(tensors, description)
+            shapes = {name: tuple(shape) for name, shape in description["tensors"].items()}
+            named = NamedTensors(shapes, description["rows"])
             return cls(
                 named.join(tensors),
-                known["model"],
-                _dataset(known),
+                description["model"],
+                _dataset(description),
                 named,
-                known["options"],
+                description["options"],
             )
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path}: the trained model cannot be read: {error}") from None
 
     @classmethod
     def _of_earlier_version(
-        cls, tensors: Mapping[str, Any], known: Mapping[str, Any]
+        cls, tensors: Mapping[str, Any], description: Mapping[str, Any]
     ) -> "SavedModel":
-        """Of a file that has w as it is, and little of what samples are like."""
+        """Read a file that has w as one tensor and describes little of the samples."""
         how = None
         w = tensors["w"]
         if "feature_mean" in tensors:
@@ -112,13 +115,15 @@ class SavedModel:
             )
         part = Part(np.empty((0, 1 if how is None else len(how.mean))))
         samples = Dataset(
-            "samples", part, classes=tuple(known["classes"]), standardization=how
+            "samples", part, classes=tuple(description["classes"]), standardization=how
         )
-        return cls(w, known["model"], samples, NamedTensors({"w": w.shape}), complete=False)
+        return cls(
+            w, description["model"], samples, NamedTensors({"w": w.shape}), complete=False
+        )
 
 
 def _described(samples: Dataset) -> dict[str, Any]:
-    """What samples are like, as plain values."""
+    """Describe samples by plain values."""
     how = samples.standardization
     return {
         "samples": {
@@ -137,25 +142,27 @@ def _described(samples: Dataset) -> dict[str, Any]:
     }
 
 
-def _dataset(known: Mapping[str, Any]) -> Dataset:
-    """A dataset of such samples that has none."""
-    like = known["samples"]
-    how = known["standardization"]
+def _dataset(description: Mapping[str, Any]) -> Dataset:
+    """Return an empty dataset with the described samples."""
+    like = description["samples"]
+    how = description["standardization"]
     any_kind = like["stored"] == _ANY_KIND
     shape = tuple(like["shape"])
     x = np.empty((0, prod(shape)), np.int64 if any_kind else np.dtype(like["stored"]))
-    labels = np.empty(0, np.int64) if known["classes"] else None
+    labels = np.empty(0, np.int64) if description["classes"] else None
     return Dataset(
         "samples",
         Part(x, labels, np.empty(0) if like["values"] else None),
-        classes=tuple(known["classes"]),
+        classes=tuple(description["classes"]),
         scale=like["scale"],
         parity=like["parity"],
         shape=shape if len(shape) > 1 else (),
         standardization=how and _standardization(**how),
         integers=like["integers"],
         store=SampleStore([]) if any_kind else None,
-        layout=None if known["layout"] is None else Layout.from_json(known["layout"]),
+        layout=None
+        if description["layout"] is None
+        else Layout.from_json(description["layout"]),
     )
 
 
