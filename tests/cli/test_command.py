@@ -1,6 +1,4 @@
-"""Commands that are made from declarations: which options they have, and that one place
-declares each.
-"""
+"""Commands and their options, each declared in one place."""
 
 import subprocess
 import sys
@@ -29,33 +27,29 @@ OPTIONS = [
 
 
 def params(*arguments: str) -> dict[str, Any]:
-    """What a command is given."""
-    found: dict[str, Any] = (
+    """Parsed parameters of a command."""
+    result: dict[str, Any] = (
         ROOT.commands[arguments[0]].make_context(arguments[0], list(arguments[1:])).params
     )
-    return found
+    return result
 
 
 BOTH_SIDES = {"privacy_delta", "privacy_unit", "secure_aggregation", "secure_threshold"}
-"""What an aggregator is told for a run, and a node for itself, which it then holds the
-aggregator to.
-"""
+"""Options of an aggregator that a node sets too, and then requires of the aggregator."""
 
 
 class TestOptions:
-    def test_every_option_is_declared_once(self) -> None:
-        """Of those that commands share, none is a setting as well, or in two groups."""
+    def test_options_are_declared_once(self) -> None:
+        """No shared option is also a setting or in two groups."""
         names = Counter(name for cls in (Settings, *OPTIONS) for name in declarations(cls))
         twice = {name for name, times in names.items() if times > 1}
-        assert twice == {
-            "address",
-            *BOTH_SIDES,
-        }  # an address to listen on, and one to connect to
+        # One address to listen on, and one to connect to.
+        assert twice == {"address", *BOTH_SIDES}
 
     @pytest.mark.parametrize(
         "command", ["run", "serve", "join", "local", "compare", "sweep"]
     )
-    def test_a_command_has_the_settings_that_name_it(self, command: str) -> None:
+    def test_commands_have_their_settings(self, command: str) -> None:
         has = {each.name for each in ROOT.commands[command].params} - (
             BOTH_SIDES if command == "join" else set()
         )
@@ -64,9 +58,9 @@ class TestOptions:
             name for name in known if known[name].within(command)
         }
 
-    def test_one_new_line_in_settings_is_an_option_everywhere(self) -> None:
-        """A field in a copy of settings.py; its line for Python is for type checkers. No
-        other file knows about it.
+    def test_new_setting_becomes_an_option(self) -> None:
+        """One field added to a copy of settings.py reaches commands, files, Python and
+        Flower, without a change of another file.
         """
         source = Path(fedbudget.settings.settings.__file__).read_text(encoding="utf-8")
         field = '    warm_up: Count = option(3, "Rounds to warm up.", "method", _ONE_RUN)\n'
@@ -75,7 +69,8 @@ class TestOptions:
         source = source.replace(before, field + before)
         code = """
             import sys, types
-            module = sys.modules["fedbudget.settings.settings"] = types.ModuleType("fedbudget.settings.settings")
+            name = "fedbudget.settings.settings"
+            module = sys.modules[name] = types.ModuleType(name)
             exec(compile(sys.stdin.read(), "settings.py", "exec"), module.__dict__)
             import typer
             from fedbudget.cli.main import app
@@ -85,7 +80,7 @@ class TestOptions:
             for command in ("run", "serve", "local"):
                 given = commands[command].make_context(command, ["--warm-up", "4"]).params
                 assert settings_from(given, command).warm_up == 4
-            assert not [each for each in commands["compare"].params if each.name == "warm_up"]
+            assert "warm_up" not in [each.name for each in commands["compare"].params]
             assert "warm-up = 3" in module.Settings().to_toml().splitlines()
             assert module.read_settings({"warm-up": 5}, "file") == {"warm_up": 5}
             assert module.Settings.from_python(warm_up=6).warm_up == 6
@@ -97,44 +92,28 @@ class TestOptions:
         )
         assert done.returncode == 0, done.stderr
 
-    def test_a_node_process_gets_all_that_its_share_depends_on(self) -> None:
-        """Every setting that `join` has, as given to the aggregator; such as the share that
-        is held out for testing.
-        """
-        shared: dict[str, Any] = {
-            **{
-                "model": "softmax",
-                "dataset": "homes.csv",
-                "data_dir": "/data",
-                "target": "price",
-                "test_share": 0.5,
-            },
-            **{
-                "train_samples": 1000,
-                "partition": "dirichlet:0.5",
-                "seed": 3,
-                "device": "cpu",
-            },
-            **{
-                "drop": ("id", 'a,"b'),
-                "categorical": ("x",),
-                "impute": "median",
-                "standardise": False,
-            },
-        }
-        settings = Settings(**shared)
+    def test_node_process_receives_data_settings(self) -> None:
+        """A node process receives every setting of `join`, such as `test_share`."""
+        settings = Settings(
+            model="softmax",
+            dataset="homes.csv",
+            data_dir="/data",
+            target="price",
+            test_share=0.5,
+            train_samples=1000,
+            partition="dirichlet:0.5",
+            seed=3,
+            device="cpu",
+            drop=("id", 'a,"b'),
+            categorical=("x",),
+            impute="median",
+            standardise=False,
+        )
         given = params("join", "127.0.0.1:7700", *node_arguments(settings))
         joined, known = settings_from(given, "join"), declarations(Settings)
-        mine = [name for name in known if known[name].within("join")]
-        assert [getattr(joined, name) for name in mine] == [
-            getattr(settings, name) for name in mine
+        names = [name for name in known if known[name].within("join")]
+        assert [getattr(joined, name) for name in names] == [
+            getattr(settings, name) for name in names
         ]
-        assert {
-            "dataset",
-            "target",
-            "drop",
-            "test_share",
-            "train_samples",
-            "partition",
-            "seed",
-        } <= set(mine)
+        required = "dataset target drop test_share train_samples partition seed"
+        assert set(required.split()) <= set(names)

@@ -1,4 +1,4 @@
-"""`fedbudget data`: what it says, on which stream, and with which exit code."""
+"""`fedbudget data`: output, stream and exit code."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ ZIPPED = {f"{name}.gz": gzip.compress(contents) for name, contents in CONTENTS.i
 
 @pytest.fixture(autouse=True)
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    """Of all published datasets there is one small one, which a server on this machine has."""
+    """Replace all published datasets by a small one on a local server."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FEDBUDGET_DATA", raising=False)
@@ -39,7 +39,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> "Command":
 
 
 class Command:
-    """Runs a command and gives its exit code and what it wrote."""
+    """Runs `fedbudget data` and returns exit code, standard output and standard error."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -58,7 +58,7 @@ def put(folder: Path, **changed: bytes) -> None:
 
 
 class TestGet:
-    def test_says_a_line_for_each_file_and_at_the_end_where_they_are(
+    def test_prints_files_and_folder(
         self, web: Web, command: Command, tmp_path: Path
     ) -> None:
         host = web.url.removeprefix("http://").removesuffix("/")
@@ -68,7 +68,7 @@ class TestGet:
         assert command("get", "small", "--data-dir", str(tmp_path / "mine")) == (0, out, "")
         assert len(web.requests) == 2
 
-    def test_goes_into_the_variables_folder_and_else_into_the_cache(
+    def test_folder_of_variable_or_cache(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         _, out, _ = command("get", "small")
@@ -78,7 +78,7 @@ class TestGet:
         monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "variable"))
         assert command("get", "small")[1] == f"small is in {tmp_path}/variable/small\n"
 
-    def test_a_terminal_gets_bars_and_the_same_lines(
+    def test_terminal_shows_progress_bars(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
@@ -91,7 +91,7 @@ class TestGet:
         assert "one.bin from 127.0.0.1" in err
         assert "━" in err
 
-    def test_no_source_is_one_line(
+    def test_missing_source_is_one_line(
         self, web: Web, command: Command, tmp_path: Path
     ) -> None:
         web.files.clear()
@@ -101,9 +101,7 @@ class TestGet:
         assert err.endswith(": 404 Not Found\n")
         assert err.count("\n") == 1
 
-    def test_an_unknown_name_is_one_line_and_an_embedded_one_needs_nothing(
-        self, command: Command
-    ) -> None:
+    def test_unknown_and_embedded_names(self, command: Command) -> None:
         assert command("get", "large") == (
             2,
             "",
@@ -117,7 +115,7 @@ class TestGet:
 
 
 class TestCheck:
-    def test_all_right(self, command: Command, tmp_path: Path) -> None:
+    def test_correct_files(self, command: Command, tmp_path: Path) -> None:
         put(tmp_path)
         code, out, err = command("check", "small", "--data-dir", str(tmp_path))
         assert (code, err) == (0, "")
@@ -136,9 +134,7 @@ class TestCheck:
         (tmp_path / "small/two.bin").rename(tmp_path / "small/two.bin.gz")
         assert command("check", "small", "--data-dir", str(tmp_path))[:2] == (1, out)
 
-    def test_a_part_is_usable_but_not_complete(
-        self, command: Command, tmp_path: Path
-    ) -> None:
+    def test_incomplete_dataset(self, command: Command, tmp_path: Path) -> None:
         put(tmp_path)
         (tmp_path / "small/one.bin").unlink()
         code, out, _ = command("check", "small", "--data-dir", str(tmp_path))
@@ -146,7 +142,7 @@ class TestCheck:
         assert out.splitlines()[:2] == ["one.bin  missing", "two.bin  ok"]
         assert "incomplete, 1 of 2 files; these are correct and can be used" in out
 
-    def test_nothing_here(self, command: Command, tmp_path: Path) -> None:
+    def test_no_files(self, command: Command, tmp_path: Path) -> None:
         code, out, err = command("check", "small", "--data-dir", str(tmp_path))
         assert (code, out) == (1, "one.bin  missing\ntwo.bin  missing\n")
         assert err.startswith(
@@ -157,33 +153,22 @@ class TestCheck:
         put(tmp_path, two=b"2wo")
         code, out, err = command("check", "small", "--json", "--data-dir", str(tmp_path))
         assert (code, err) == (1, "")
-        found = json.loads(out)
-        assert found["files"] == {"one.bin": "ok", "two.bin": "wrong contents"}
-        assert (found["complete"], found["where"]) == (False, str(tmp_path / "small"))
+        result = json.loads(out)
+        assert result["files"] == {"one.bin": "ok", "two.bin": "wrong contents"}
+        assert (result["complete"], result["where"]) == (False, str(tmp_path / "small"))
         assert json.loads(command("check", "digits", "--json")[1])["complete"] is True
         code, out, err = command("check", "small", "--json")
         assert (code, err, json.loads(out)["where"]) == (1, "", None)
 
 
 class TestList:
-    def test_says_what_is_where(self, command: Command, tmp_path: Path) -> None:
+    def test_locations_and_states(self, command: Command, tmp_path: Path) -> None:
         code, out, err = command("list")
         assert (code, err) == (0, "")
         digits, small = out.splitlines()[1:]
         assert digits.split()[0] == "digits"
         assert "embedded" in digits
-        assert small.split() == [
-            "small",
-            "small",
-            "3",
-            "3",
-            "kB",
-            "0",
-            "of",
-            "2",
-            "not",
-            "found",
-        ]
+        assert " ".join(small.split()) == "small small 3 3 kB 0 of 2 not found"
         put(tmp_path)
         row = command("list", "--data-dir", str(tmp_path))[1].splitlines()[2]
         assert row.split()[5:] == ["complete", str(tmp_path / "small")]
@@ -205,7 +190,7 @@ class TestList:
         assert small["files"] == {"one.bin": "ok", "two.bin": "ok"}
 
 
-def test_alone_it_shows_its_help(command: Command) -> None:
+def test_help_without_arguments(command: Command) -> None:
     code, out, err = command()
     assert (code, err) == (0, "")
     assert all(word in out for word in ("list", "get", "check"))

@@ -1,4 +1,4 @@
-"""`fedbudget explain`: a chart on which differences are seen, and every reason as it is."""
+"""`fedbudget explain`: the chart of G, and the reason for τ."""
 
 import math
 from pathlib import Path
@@ -30,65 +30,42 @@ def explanation(curve: list[float], tau: int = 1) -> Explanation:
 
 
 def bars(curve: list[float]) -> dict[int, int]:
-    """The length of each τ's bar; -1 for one without an end."""
+    """Length of each τ's bar; -1 for an infinite one."""
     lines = [line.split() for line in chart(explanation(curve))[1:]]
     return {int(tau): -1 if bar == "∞" else len(bar) for tau, _, bar, *_ in lines}
 
 
-def test_a_curve_over_many_powers_of_ten_has_bars_that_differ() -> None:
-    """G of a real round, which was one long bar and the rest all of one block on a linear
-    scale.
-    """
-    real = [
-        25.477,
-        14.161,
-        10.767,
-        9.599,
-        9.5411,
-        10.247,
-        11.625,
-        13.7,
-        16.697,
-        20.9,
-        26.523,
-        34.6,
-        45.705,
-        61.9,
-        85.7,
-    ]
-    lengths = bars([*real, 121.69, 1e3, 1e6, 1e9, 8.5746e12])
+def test_bars_differ_on_steep_curves() -> None:
+    """G of a real round. On a linear scale all bars but one had length 1."""
+    measured = (
+        "25.477 14.161 10.767 9.599 9.5411 10.247 11.625 13.7 16.697 20.9 26.523 34.6 "
+        "45.705 61.9 85.7 121.69 1e3 1e6 1e9 8.5746e12"
+    )
+    lengths = bars([float(value) for value in measured.split()])
     assert (lengths[5], lengths[20]) == (1, 50)
     assert len(set(lengths.values())) >= len(lengths) - 3
-    assert (
-        lengths[1]
-        > lengths[2]
-        > lengths[3]
-        > lengths[5]
-        < lengths[7]
-        < lengths[12]
-        < lengths[17]
-    )
+    assert lengths[1] > lengths[2] > lengths[3] > lengths[5]
+    assert lengths[5] < lengths[7] < lengths[12] < lengths[17]
 
 
 @given(st.lists(st.floats(1e-3, 1e300), min_size=2, max_size=19))
-def test_a_larger_g_never_has_a_shorter_bar(curve: list[float]) -> None:
+def test_bars_are_monotonic_in_g(curve: list[float]) -> None:
     lengths = bars(curve)
     in_order = sorted(lengths, key=lambda tau: curve[tau - 1])
-    found = [lengths[tau] for tau in in_order]
-    assert found == sorted(found)
-    assert found[0] == 1
-    assert found[-1] == (
-        50 if math.log(max(curve)) > math.log(min(curve)) else 1
-    )  # which may round to the same
+    sorted_lengths = [lengths[tau] for tau in in_order]
+    assert sorted_lengths == sorted(sorted_lengths)
+    assert sorted_lengths[0] == 1
+    # The logarithms of two different values may round to the same number.
+    assert sorted_lengths[-1] == (50 if math.log(max(curve)) > math.log(min(curve)) else 1)
 
 
-def test_bars_without_an_end_and_a_flat_curve() -> None:
+def test_infinite_and_flat_curves() -> None:
     assert bars([2.0, 1.0, math.inf]) == {1: 50, 2: 1, 3: -1}
     assert bars([3.0, 3.0]) == {1: 1, 2: 1}
     assert chart(explanation([math.inf, math.inf])) == ["G is not finite at any τ"]
 
 
-def test_an_own_reason_is_printed(
+def test_custom_reason_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = make_run(

@@ -1,4 +1,4 @@
-"""`fedbudget forecast` prints what the report says."""
+"""`fedbudget forecast`."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,13 @@ from support.made_runs import make_run
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    ended, out, err = run_command(capsys, "forecast", *arguments)
-    assert ended == code
+    exit_code, out, err = run_command(capsys, "forecast", *arguments)
+    assert exit_code == code
     return err if code else out
 
 
 def test_tables_and_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every resource has a column; what cannot be known is said in words."""
+    """Every resource has a column. A target out of reach has a reason instead of a cost."""
     path = str(make_run(tmp_path / "run", 100, finished=False))
     out = printed(
         capsys,
@@ -41,16 +41,14 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(printed(capsys, str(path), "--json")) == forecast(path).to_json()
 
 
-def test_too_little_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(make_run(tmp_path / "run", 3, finished=False))
     out = printed(capsys, path, "--until", "accuracy=0.9")
     assert "accuracy 0.9: cost unknown: 3 rounds are complete; 8 are needed" in out
     assert "loss unknown: 3 rounds are complete" in printed(capsys, path)
 
 
-def test_a_resource_that_the_run_does_not_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_resource(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(make_run(tmp_path / "run", 20))
     assert "keeps its resources, time, bytes" in printed(
         capsys, path, "--budget", "energy=+5J", code=2

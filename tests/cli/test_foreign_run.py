@@ -1,5 +1,5 @@
-"""A run folder that came from elsewhere: nothing but the folder is touched, and nothing in
-it reaches the terminal.
+"""A run folder from an untrusted source: commands follow no link out of it and print no
+terminal escapes from it.
 """
 
 import json
@@ -14,16 +14,16 @@ from support.commands import run_command
 EVIL = "\\u001b[2Jevil\\u0007"
 
 
-def test_links_escapes_and_a_reason_that_is_not_known(
+def test_links_and_escapes_are_harmless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     train(budget="time=0.5s", out="run")
-    mine, run = tmp_path / "mine", tmp_path / "run"
-    mine.write_text("mine")
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside.write_text("outside")
     for name in ("plot.png", "nodes.json"):
         (run / name).unlink(missing_ok=True)
-        (run / name).symlink_to(mine)
+        (run / name).symlink_to(outside)
     for name, pattern, text in (
         ("rounds.jsonl", r'"reason":"[^"]*"', f'"reason":"{EVIL}"'),
         ("config.toml", r'dataset = "digits"', f'dataset = "dig{EVIL}its"'),
@@ -34,7 +34,7 @@ def test_links_escapes_and_a_reason_that_is_not_known(
         )
         assert count
         (run / name).write_text(changed)
-    (tmp_path / "report.html").symlink_to(mine)
+    (tmp_path / "report.html").symlink_to(outside)
     for command in (
         ["show", "run"],
         ["report", "run"],
@@ -45,11 +45,11 @@ def test_links_escapes_and_a_reason_that_is_not_known(
         assert code == 0, err
         assert "\x1b[2J" not in out + err
         assert "\x07" not in out + err
-    assert mine.read_text() == "mine"
+    assert outside.read_text() == "outside"
 
 
 @pytest.mark.parametrize("figures", ["[1]", '{"f1": []}', '{"f1": "0.9"}'])
-def test_figures_that_are_no_numbers(
+def test_metrics_must_be_numbers(
     figures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(budget="time=0.5s", out=tmp_path / "run")
@@ -58,4 +58,4 @@ def test_figures_that_are_no_numbers(
     summary.write_text(json.dumps(kept))
     code, _, err = run_command(capsys, "show", str(tmp_path / "run"))
     assert code == 2
-    assert "metrics are not numbers by name" in err
+    assert "metrics must be numbers by name" in err

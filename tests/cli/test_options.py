@@ -1,6 +1,4 @@
-"""Options become settings: given options come before a file's, and a file's before the
-defaults.
-"""
+"""Settings from options: options override a file, and a file overrides defaults."""
 
 from pathlib import Path
 
@@ -11,13 +9,13 @@ from fedbudget.errors import UserError, flag
 from fedbudget.settings.settings import Settings
 
 
-def test_what_is_not_given_is_the_default() -> None:
+def test_missing_options_take_defaults() -> None:
     given = dict.fromkeys(("model", "nodes", "tau", "budget", "config", "case", "phi"))
     assert settings_from({**given, "out": Path("x"), "json": True}) == Settings()
     assert settings_from({"budget": []}) == settings_from({"budget": ()}) == Settings()
 
 
-def test_a_command_may_have_a_default_of_its_own(tmp_path: Path) -> None:
+def test_commands_have_their_own_defaults(tmp_path: Path) -> None:
     assert settings_from({}, "serve") == Settings(costs="measured")
     assert settings_from({}, "local") == Settings(costs="measured", nodes=5)
     config = tmp_path / "a.toml"
@@ -25,7 +23,7 @@ def test_a_command_may_have_a_default_of_its_own(tmp_path: Path) -> None:
     assert settings_from({"config": config}, "local") == Settings(nodes=7)
 
 
-def test_an_option_comes_before_the_file_and_the_file_before_the_default(
+def test_precedence_of_option_and_file(
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "a.toml"
@@ -37,7 +35,7 @@ def test_an_option_comes_before_the_file_and_the_file_before_the_default(
     assert settings_from({"config": config, "budget": ["money=1"]}).budget == ("money=1",)
 
 
-def test_a_zero_that_was_given_is_not_mistaken_for_nothing(tmp_path: Path) -> None:
+def test_zero_is_a_value(tmp_path: Path) -> None:
     config = tmp_path / "a.toml"
     config.write_text("seed = 7\nwatts = 9.0\n")
     assert settings_from({"config": config, "seed": 0, "watts": 0.0}) == Settings(
@@ -45,7 +43,7 @@ def test_a_zero_that_was_given_is_not_mistaken_for_nothing(tmp_path: Path) -> No
     )
 
 
-def test_case_is_short_for_a_partition_and_comes_before_the_files(tmp_path: Path) -> None:
+def test_case_sets_the_partition(tmp_path: Path) -> None:
     config = tmp_path / "a.toml"
     config.write_text("partition = 'dirichlet:0.5'\n")
     assert settings_from({"case": 3}).partition == "case:3"
@@ -55,7 +53,7 @@ def test_case_is_short_for_a_partition_and_comes_before_the_files(tmp_path: Path
     assert refused.value.spelled(flag) == "give --case or --partition, not both"
 
 
-def test_texts_become_numbers_where_they_can() -> None:
+def test_texts_become_numbers() -> None:
     settings = settings_from(
         {"tau": "12", "batch_size": "full", "step_size": "1e-3", "speeds": "4, 1,1"}
     )
@@ -89,7 +87,7 @@ def test_texts_become_numbers_where_they_can() -> None:
         ({"clusters": ""}, "--clusters must be a whole number of at least 1, not ''"),
     ],
 )
-def test_errors_speak_of_options(given: dict[str, str], message: str) -> None:
+def test_errors_name_the_option(given: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as refused:
         settings_from(given)
     assert refused.value.spelled(flag) == message

@@ -1,6 +1,4 @@
-"""Declared options on the command line: help in groups with defaults, and what a shell
-completes.
-"""
+"""Options on the command line: help in groups with defaults, and shell completion."""
 
 import os
 import subprocess
@@ -26,13 +24,13 @@ def help_of(command: str) -> str:
 
 
 def completions(*words: str) -> list[str]:
-    """What a shell offers for the last of these words."""
+    """Completions that a shell offers for the last word."""
     shell = ShellComplete(ROOT, {}, "fedbudget", "_FEDBUDGET_COMPLETE")
     return [each.value for each in shell.get_completions(list(words[:-1]), words[-1])]
 
 
 class TestHelp:
-    def test_the_options_that_most_need_come_first(self) -> None:
+    def test_most_used_options_come_first(self) -> None:
         first, second = help_of("run").split("Most used:\n")[1].split("\n\n")[:2]
         for name in (
             "--model",
@@ -63,7 +61,7 @@ class TestHelp:
             ("sweep", "Folder of the sweep.  [default: sweeps/ and the name of the file]"),
         ],
     )
-    def test_defaults_are_those_of_the_command(self, command: str, line: str) -> None:
+    def test_defaults_of_each_command(self, command: str, line: str) -> None:
         assert line.split() in _windows(help_of(command).split(), len(line.split()))
 
     @pytest.mark.parametrize(
@@ -75,7 +73,7 @@ class TestHelp:
             ("join", ("--privacy-limit 4", "--secure-aggregation --identity")),
         ],
     )
-    def test_examples_have_what_protects_data(
+    def test_examples_show_privacy_options(
         self, command: str, options: tuple[str, ...]
     ) -> None:
         examples = " ".join(
@@ -87,7 +85,7 @@ class TestHelp:
         "command",
         [name for name, each in ROOT.commands.items() if "Examples:" in (each.help or "")],
     )
-    def test_no_option_of_an_example_is_broken_in_two(self, command: str) -> None:
+    def test_examples_break_no_option(self, command: str) -> None:
         examples = help_of(command).split("Examples:")[1].split("\n\n")
         assert [
             each
@@ -95,7 +93,7 @@ class TestHelp:
             if each.lstrip().startswith("fedbudget") and "-\n" in each
         ] == []
 
-    def test_summaries_are_whole(self) -> None:
+    def test_summaries_are_not_cut(self) -> None:
         listed = (
             ROOT.get_help(click.Context(ROOT, info_name="fedbudget"))
             .split("Commands:\n")[1]
@@ -126,7 +124,7 @@ class TestCompletion:
             (["swe"], ["sweep"]),
         ],
     )
-    def test_values(
+    def test_completed_values(
         self,
         words: list[str],
         expected: list[str],
@@ -139,7 +137,7 @@ class TestCompletion:
     @pytest.mark.parametrize(
         "command", [["show"], ["explain"], ["report"], ["evaluate"], ["serve", "--resume"]]
     )
-    def test_folders_of_runs(
+    def test_completed_run_folders(
         self, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -151,7 +149,7 @@ class TestCompletion:
         assert completions(*command, "runs/t") == ["runs/two"]
         assert completions(*command, f"{tmp_path}/o") == [f"{tmp_path}/other"]
 
-    def test_datasets_in_files(
+    def test_completed_data_files(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -159,21 +157,22 @@ class TestCompletion:
             Path(name).touch()
         assert completions("run", "--dataset", "mi") == ["mice.npz", "mine.csv"]
 
-    def test_a_shell_is_answered_without_anything_slow(self) -> None:
-        """As bash asks, in a process of its own."""
-        asked = {
+    def test_completion_imports_nothing_slow(self) -> None:
+        """Bash starts a process for each completion."""
+        environment = {
             "COMP_WORDS": "fedbudget run --model s",
             "COMP_CWORD": "3",
             "_FEDBUDGET_COMPLETE": "complete_bash",
         }
         code = (
             "import atexit, sys; from fedbudget.cli.main import main\n"
-            "atexit.register(lambda: print({'numpy', 'numba', 'matplotlib'} & set(sys.modules)))\n"
+            "heavy = {'numpy', 'numba', 'matplotlib'}\n"
+            "atexit.register(lambda: print(heavy & set(sys.modules)))\n"
             "main()"
         )
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, **asked},
+            env={**os.environ, **environment},
             capture_output=True,
             text=True,
         )

@@ -1,4 +1,4 @@
-"""`fedbudget runs`: the list, and what it takes to remove."""
+"""`fedbudget runs`: listing and removing runs."""
 
 import json
 import subprocess
@@ -17,23 +17,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_list(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(here / "runs" / "first", summary={"loss": 0.25, "stopped_by": "target"})
     make_run(here / "runs" / "second", 3, finished=False)
     (make_run(here / "elsewhere" / "third") / "config.toml").write_text("colour = 'blue'")
     code, out, _ = run_command(capsys, "runs", "runs", "elsewhere/third")
     rows = {line.split()[0]: line for line in out.splitlines()}
     assert code == 0
-    assert ("finished" in rows["runs/first"], "0.2500" in rows["runs/first"]) == (
-        True,
-        True,
-    )
+    assert "finished" in rows["runs/first"]
+    assert "0.2500" in rows["runs/first"]
     assert " target " in rows["runs/first"]
     assert "2s (10%), 100kB (5%)" in rows["runs/first"]
     assert "broken off" in rows["runs/second"]
     assert "unknown key 'colour'" in rows["elsewhere/third"]
-    found = json.loads(run_command(capsys, "runs", "--json")[1])["runs"]
-    assert {each["run"]: each["state"] for each in found} == {
+    result = json.loads(run_command(capsys, "runs", "--json")[1])["runs"]
+    assert {each["run"]: each["state"] for each in result} == {
         "runs/first": "finished",
         "runs/second": "broken off",
     }
@@ -53,7 +51,7 @@ class TestRemove:
         assert (code, out) == (0, "removed runs/one\nremoved runs/two\n")
         assert [path.name for path in (here / "runs").iterdir()] == ["three"]
 
-    def test_asks(
+    def test_asks_for_confirmation(
         self,
         here: Path,
         capsys: pytest.CaptureFixture[str],
@@ -63,10 +61,10 @@ class TestRemove:
         code, _, err = run_command(capsys, "runs", "remove", "one")
         assert (code, "--yes" in err, run.exists()) == (2, True, True)
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-        for answer, stays in (("", True), ("n", True), ("y", False)):
+        for answer, exists in (("", True), ("n", True), ("y", False)):
             monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
             run_command(capsys, "runs", "remove", "one")
-            assert run.exists() == stays
+            assert run.exists() == exists
 
     def test_all_or_none(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run = make_run(here / "runs" / "one", 1)
@@ -76,25 +74,16 @@ class TestRemove:
         assert run.exists()
 
 
-def test_a_list_is_there_at_once(here: Path) -> None:
-    """Nothing is imported that computes, draws or serves."""
+def test_list_imports_nothing_heavy(here: Path) -> None:
+    """The list imports no package that computes, draws or serves."""
     make_run(here / "runs" / "one", 1)
-    heavy = {
-        "numba",
-        "scipy",
-        "matplotlib",
-        "torch",
-        "ray",
-        "grpc",
-        "flwr",
-        "fedbudget.api",
-        "fedbudget.models",
-    }
+    packages = "numba scipy matplotlib torch ray grpc flwr fedbudget.api fedbudget.models"
+    heavy = set(packages.split())
     code = (
         f"import atexit, sys; atexit.register(lambda: print({heavy} & set(sys.modules)))\n"
         "sys.argv = ['fedbudget', 'runs']; from fedbudget.cli.main import main; main()"
     )
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=here
     )
-    assert found.stdout.splitlines()[-1] == "set()"
+    assert result.stdout.splitlines()[-1] == "set()"

@@ -1,4 +1,4 @@
-"""`fedbudget show`: what is printed of a run, whole where nobody's terminal is the limit."""
+"""`fedbudget show`."""
 
 import math
 from dataclasses import replace
@@ -10,10 +10,10 @@ from fedbudget.cli.runs import show
 from support.made_runs import SETTINGS, make_run, record
 
 
-def test_nothing_is_cut_when_piped(
+def test_piped_table_is_not_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "40")  # as a shell may leave it behind
+    monkeypatch.setenv("COLUMNS", "40")  # a shell may export it
     rounds = [
         record(number, loss=0.123456 + number, reason="a long reason of my own")
         for number in range(1, 9)
@@ -22,27 +22,23 @@ def test_nothing_is_cut_when_piped(
     out = capsys.readouterr().out
     assert "…" not in out
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
-    for own in rounds:
-        found = lines[str(own.round)]
-        assert " ".join(found[3:9]) == "a long reason of my own"
-        assert found[9:11] == [f"{own.loss:.4f}", f"{own.best_loss:.4f}"]
+    for each in rounds:
+        cells = lines[str(each.round)]
+        assert " ".join(cells[3:9]) == "a long reason of my own"
+        assert cells[9:11] == [f"{each.loss:.4f}", f"{each.best_loss:.4f}"]
 
 
-def test_figures_agree_with_each_other(
+def test_average_tau_agrees_with_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An earlier version's summary had another average τ, that did not agree with the
-    numbers beside it.
-    """
+    """The printed average τ is computed from the rounds, not read from the summary."""
     show(run=make_run(tmp_path / "run", summary={"average_tau": 4.913}))
     out = capsys.readouterr().out
     assert "average tau: 4.6\naggregations: 20\nlocal updates: 92\n" in out
     assert out.startswith("svm on digits, 4 nodes, case:2, adaptive τ, frugal\n")
 
 
-def test_the_loss_of_the_best_parameters_has_its_own_heading(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heading_of_best_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show(
         run=make_run(
             tmp_path / "run", [record(1, best_loss=0.25), record(2, best_loss=0.5)]
@@ -57,7 +53,7 @@ def test_the_loss_of_the_best_parameters_has_its_own_heading(
     )
 
 
-def test_a_private_run_has_epsilon_and_no_loss(
+def test_private_run_shows_epsilon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = replace(SETTINGS, method="accelerated", budget=("time=20s", "privacy=4"))

@@ -1,4 +1,4 @@
-"""`fedbudget tokens`, as a person uses it."""
+"""`fedbudget tokens`."""
 
 from pathlib import Path
 
@@ -13,19 +13,19 @@ def test_add_list_and_revoke(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def said(*arguments: str) -> tuple[int, str, str]:
+    def tokens(*arguments: str) -> tuple[int, str, str]:
         return run_command(capsys, "tokens", *arguments)
 
-    code, token, _ = said("add", "edge-1")
+    code, token, _ = tokens("add", "edge-1")
     assert code == 0
     assert Tokens.load(Path("tokens")).allows("edge-1", token.strip())
-    assert said("add", "edge-2", "--file", "tokens")[0] == 0
-    assert said("list") == (0, "edge-1\nedge-2\n", "")
-    assert said("revoke", "edge-1") == (0, "", "")
-    assert said("list") == (0, "edge-2\n", "")
-    assert said("revoke", "edge-1") == (
+    assert tokens("add", "edge-2", "--file", "tokens")[0] == 0
+    assert tokens("list") == (0, "edge-1\nedge-2\n", "")
+    assert tokens("revoke", "edge-1") == (0, "", "")
+    assert tokens("list") == (0, "edge-2\n", "")
+    assert tokens("revoke", "edge-1") == (
         2,
         "",
         "fedbudget: tokens has no token of 'edge-1'\n",
     )
-    assert said("list", "--file", "none")[0] == 2
+    assert tokens("list", "--file", "none")[0] == 2

@@ -1,6 +1,4 @@
-"""What a person sees of a run: the same figures as the records, not too many of them, and
-on the right stream.
-"""
+"""Output of a run: progress on standard error, the result on standard output."""
 
 import io
 import re
@@ -18,8 +16,8 @@ from fedbudget.cli.view import (
     cells,
     nodes_table,
     preparing,
-    print_result,
     print_privacy_remarks,
+    print_result,
     watching,
 )
 from fedbudget.launch.execute import execute
@@ -40,44 +38,31 @@ def plan_of(*budget: str, tau: Tau = "adaptive") -> SimulatedRun:
     )
 
 
-def watched(plan: SimulatedRun, *, quiet: bool = False) -> Result:
+def run_watched(plan: SimulatedRun, *, quiet: bool = False) -> Result:
     with watching(plan, quiet=quiet) as watch:
         return execute(plan, callbacks=watch)
 
 
 class TestPlainLog:
-    def test_has_the_first_rounds_the_last_and_some_between_on_standard_error(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        result = watched(plan_of("time=20s", tau=1))
-        seen = capsys.readouterr()
-        assert seen.out == ""
-        title, headings, *lines = seen.err.splitlines()
+    def test_selection_of_rounds(self, capsys: pytest.CaptureFixture[str]) -> None:
+        result = run_watched(plan_of("time=20s", tau=1))
+        output = capsys.readouterr()
+        assert output.out == ""
+        title, headings, *lines = output.err.splitlines()
         assert (
             title == "svm on digits, 5 nodes, case:2, τ = 1, accelerated; budget time=20s"
         )
-        assert headings.split() == [
-            "round",
-            "τ",
-            "η",
-            "chosen",
-            "by",
-            "loss",
-            "loss",
-            "wᶠ",
-            "accuracy",
-            "ρ̂",
-            "β̂",
-            "δ̂",
-            "spent",
-        ]
+        assert " ".join(headings.split()) == (
+            "round τ η chosen by loss loss wᶠ accuracy ρ̂ β̂ δ̂ spent"
+        )
+        assert {len(line) for line in lines} == {len(headings)}
         numbers = [int(line.split()[0]) for line in lines]
         assert numbers[:3] == [1, 2, 3]
         assert numbers[-1] == len(result.rounds)
         assert 20 <= len(numbers) <= 30 < len(result.rounds)
 
-    def test_says_what_the_records_say(self, capsys: pytest.CaptureFixture[str]) -> None:
-        result = watched(plan_of("time=5s"))
+    def test_lines_agree_with_records(self, capsys: pytest.CaptureFixture[str]) -> None:
+        result = run_watched(plan_of("time=5s"))
         lines = {
             int(line.split()[0]): line for line in capsys.readouterr().err.splitlines()[2:]
         }
@@ -89,21 +74,21 @@ class TestPlainLog:
                 assert shown.endswith(f"{record.spent['time'] / 5:.0%}")
                 assert record.rho is None or f"{record.rho:.3f}" in shown
 
-    def test_nothing_is_said_when_quiet(self, capsys: pytest.CaptureFixture[str]) -> None:
-        watched(plan_of("time=1s"), quiet=True)
+    def test_quiet_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+        run_watched(plan_of("time=1s"), quiet=True)
         assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_gets_gauges_of_all_budgets_and_the_latest_rounds(
+def test_terminal_shows_budgets_and_rounds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm-256color")
-    result = watched(plan_of("time=5s", "bytes=10MB"))
-    seen = capsys.readouterr()
-    assert seen.out == ""
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.err)
+    result = run_watched(plan_of("time=5s", "bytes=10MB"))
+    output = capsys.readouterr()
+    assert output.out == ""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.err)
     last = text[text.rindex("svm on digits") :]
     assert f"{result.spent['time']:.4g}s of 5s" in last
     assert "of 10MB" in last
@@ -113,45 +98,35 @@ def test_a_terminal_gets_gauges_of_all_budgets_and_the_latest_rounds(
 
 
 class TestPrivateRun:
-    """No loss is told, and so none is shown; ε is, and what it is of."""
+    """A private run reports ε and no loss."""
 
     PLAN = Settings(
         model="softmax", nodes=20, partition="case:1", budget=("time=2s", "privacy=4")
     )
 
-    def test_the_log_has_epsilon_under_its_heading(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        result = watched(simulate(self.PLAN, Overrides(dataset=DIGITS)))
+    def test_log_shows_epsilon(self, capsys: pytest.CaptureFixture[str]) -> None:
+        result = run_watched(simulate(self.PLAN, Overrides(dataset=DIGITS)))
         title, headings, *lines = capsys.readouterr().err.splitlines()
         assert (
-            title
-            == "softmax on digits, 20 nodes, case:1, adaptive τ, private nodes; budget time=2s, privacy=4"
+            title == "softmax on digits, 20 nodes, case:1, adaptive τ, private nodes; "
+            "budget time=2s, privacy=4"
         )
-        assert headings.split() == [
-            "round",
-            "τ",
-            "η",
-            "chosen",
-            "by",
-            "accuracy",
-            "ε",
-            "spent",
-        ]
+        assert " ".join(headings.split()) == "round τ η chosen by accuracy ε spent"
         assert {len(line) for line in lines} == {len(headings)}
         end = headings.index("ε") + 1
         shown = [float(line[:end].split()[-1]) for line in lines]
         assert shown == pytest.approx(
-            [own.spent["privacy"] for own in result.rounds], rel=1e-3
+            [record.spent["privacy"] for record in result.rounds], rel=1e-3
         )
 
     @pytest.mark.parametrize(
-        ("changes", "standardised", "told"),
+        ("changes", "standardised", "remark"),
         [
             (
                 {},
                 False,
-                "ε protects each node with all its samples; the noise follows from --seed and hides nothing",
+                "ε protects each node with all its samples; "
+                "the noise follows from --seed and hides nothing",
             ),
             (
                 {"privacy_unit": "sample"},
@@ -161,7 +136,8 @@ class TestPrivateRun:
             (
                 {"privacy_delta": 0.06},
                 False,
-                "; --privacy-delta 0.06 allows one node to be published as it is: set it below 1/20;",
+                "; --privacy-delta 0.06 allows one node to be published as it is: "
+                "set it below 1/20;",
             ),
             (
                 {"privacy_delta": 0.04},
@@ -185,36 +161,34 @@ class TestPrivateRun:
             ),
         ],
     )
-    def test_says_what_epsilon_is_of(
+    def test_privacy_remarks(
         self,
         changes: dict[str, Any],
         standardised: bool,
-        told: str,
+        remark: str,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         dataset = data.load("breast-cancer") if standardised else DIGITS
         print_privacy_remarks(
             simulate(replace(self.PLAN, **changes), Overrides(dataset=dataset))
         )
-        said = capsys.readouterr().err
-        assert said.startswith("privacy: ")
-        assert told in said
+        printed = capsys.readouterr().err
+        assert printed.startswith("privacy: ")
+        assert remark in printed
 
-    def test_nothing_is_said_where_there_is_no_epsilon(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_no_remarks_without_privacy(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_privacy_remarks(plan_of("time=2s"))
         assert capsys.readouterr() == ("", "")
 
-    def test_a_terminal_is_told_of_no_loss(
+    def test_terminal_shows_no_loss(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("TERM", "xterm-256color")
-        watched(simulate(self.PLAN, Overrides(dataset=DIGITS)))
+        run_watched(simulate(self.PLAN, Overrides(dataset=DIGITS)))
         assert "loss" not in capsys.readouterr().err
 
-    def test_the_result_names_epsilon(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_result_shows_epsilon(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_result(execute(simulate(self.PLAN, Overrides(dataset=DIGITS))))
         assert re.search(
             r"^privacy: ε = [\d.]+ of 4 spent \(accounted, at δ = 1e-05\)$",
@@ -223,7 +197,7 @@ class TestPrivateRun:
         )
 
     @pytest.mark.parametrize("tau", ["adaptive", 1])
-    def test_says_when_nothing_was_trained(
+    def test_result_without_training(
         self, tau: Tau, capsys: pytest.CaptureFixture[str]
     ) -> None:
         for seconds, nothing in (("0.3s", True), ("0.5s", False)):
@@ -235,16 +209,8 @@ class TestPrivateRun:
             ) == nothing
 
 
-def test_columns_of_a_log_stay_in_line(capsys: pytest.CaptureFixture[str]) -> None:
-    watched(plan_of("time=5s"))
-    _, headings, *lines = capsys.readouterr().err.splitlines()
-    assert {len(line) for line in lines} == {len(headings)}
-
-
-class TestResultInLines:
-    def test_tells_what_was_learned_spent_and_why_it_ended(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+class TestPrintResult:
+    def test_all_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
         result = replace(
             execute(plan_of("time=2s")),
             loss=0.25,
@@ -259,13 +225,14 @@ class TestResultInLines:
             stopped_by="time",
             rounds=(),
             run=Path("runs/x"),
-            metrics={"own": 31.4159, "auc": 0.9, "f1": 0.75, "balanced_accuracy": 0.8},
+            metrics={"custom": 31.4159, "auc": 0.9, "f1": 0.75, "balanced_accuracy": 0.8},
             to_beat={"accuracy": 0.5},
             spread={"nodes": 3, "worst": 0.5, "tenth": 0.55, "median": 0.9},
         )
         print_result(result)
         assert capsys.readouterr().out.splitlines() == [
-            "loss 0.2500, accuracy 0.8750 (majority class 0.5000), balanced 0.8000, F1 0.7500, AUC 0.9000, own 31.42",
+            "loss 0.2500, accuracy 0.8750 (majority class 0.5000), balanced 0.8000, "
+            "F1 0.7500, AUC 0.9000, custom 31.42",
             "accuracy over 3 nodes: worst 0.5000, tenth percentile 0.5500, median 0.9000",
             "7 aggregations, 80 local updates per node, average τ 12.3; stopped by time",
             "time: 2.5s of 2s spent, 0.5s over (measured)",
@@ -273,9 +240,7 @@ class TestResultInLines:
             "run: runs/x",
         ]
 
-    def test_tells_what_trial_rounds_took_where_time_is_measured(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_trial_rounds_are_reported(self, capsys: pytest.CaptureFixture[str]) -> None:
         measured = replace(
             execute(plan_of("time=2s")), trial_seconds=0.25, sources={"time": "measured"}
         )
@@ -285,7 +250,7 @@ class TestResultInLines:
             in capsys.readouterr().out
         )
 
-    def test_tells_what_more_would_buy(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_forecast_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_result(execute(plan_of("time=10s")))
         assert re.search(
             r"^loss with 50 % more budget: 0\.24\d\d \(",
@@ -293,7 +258,7 @@ class TestResultInLines:
             re.M,
         )
 
-    def test_leaves_out_what_there_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_missing_values_are_omitted(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_result(
             replace(execute(plan_of("time=2s")), accuracy=None, metrics={}, run=None)
         )
@@ -302,7 +267,7 @@ class TestResultInLines:
         assert "run:" not in out
 
 
-def test_of_many_nodes_those_come_first_that_there_is_something_to_say_of() -> None:
+def test_troubled_nodes_come_first() -> None:
     nodes = [
         NodeStatus(f"node-{i}", (i,), 1000 + i, "at work", 7, 0, 0.002) for i in range(40)
     ]
@@ -317,27 +282,27 @@ def test_of_many_nodes_those_come_first_that_there_is_something_to_say_of() -> N
     assert len(lines) == 1 + 12
 
 
-def test_a_row_of_the_table_shows_the_largest_share_of_any_budget() -> None:
+def test_row_shows_largest_budget_share() -> None:
     record = execute(plan_of("time=2s")).rounds[0]
     record = replace(record, spent={"time": 1.0, "bytes": 3.0})
     assert cells(record, {"time": 2.0, "bytes": 4.0})[-1] == "75%"
     assert cells(replace(record, tau=0, rho=None), {"time": 2.0})[1] == ""
 
 
-def test_a_log_is_not_told_about_preparations(
+def test_log_has_no_preparation_notice(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What goes wrong while preparing is then the only line on standard error."""
+    """An error while preparing is then the only line on standard error."""
     monkeypatch.setattr("fedbudget.cli.view._NOTICE_SECONDS", 0.0)
     with preparing(nullcontext(simulate(Settings(), Overrides(dataset=DIGITS)))):
         pass
     assert capsys.readouterr().err == ""
 
 
-def test_a_person_is_told_while_a_run_is_made_ready(
+def test_terminal_shows_preparation_notice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever makes it ready is done under the notice, and not before."""
+    """The notice appears before the preparation starts."""
     monkeypatch.setattr(view, "_NOTICE_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with preparing(launch(Settings(budget=("time=1s",)))) as prepared:

@@ -14,8 +14,8 @@ from fedbudget.runs import nodes
 from fedbudget.settings.settings import Settings
 
 
-def test_nodes_train_on_no_sample_that_is_held_out(tmp_path: Path) -> None:
-    """What is held out is a setting, which nodes must know to leave the same samples alone."""
+def test_nodes_skip_test_samples(tmp_path: Path) -> None:
+    """Node processes receive `test_share` and leave the same samples out."""
     with (tmp_path / "table.csv").open("w", newline="") as file:
         csv.writer(file).writerows(
             [("a", "b", "y"), *((i, i % 7, 2 * i) for i in range(100))]
@@ -31,20 +31,17 @@ def test_nodes_train_on_no_sample_that_is_held_out(tmp_path: Path) -> None:
     )
     with on_this_machine(settings) as prepared:
         execute(prepared, out=tmp_path / "run")
-    seen = nodes.read(tmp_path / "run")
+    listed = nodes.read(tmp_path / "run")
     assert prepared.train is not None
     assert prepared.test is not None
-    assert seen is not None
-    assert (len(prepared.train), len(prepared.test), seen["samples"]["total"]) == (
-        50,
-        50,
-        50,
-    )
+    assert listed is not None
+    assert len(prepared.train) == 50
+    assert len(prepared.test) == 50
+    assert listed["samples"]["total"] == 50
 
 
-def test_a_delay_is_in_the_time_of_aggregations_both_ways_and_not_in_that_of_updates() -> (
-    None
-):
+def test_delay_counts_as_aggregation_time() -> None:
+    """A delay of 0.15 s each way adds 0.3 s to an aggregation and nothing to an update."""
     settings = Settings(model="svm", nodes=2, tau=2, rounds=3, costs="measured")
     with on_this_machine(settings, paces=(1, 1), delay=0.15) as prepared:
         rounds = execute(prepared).rounds
@@ -53,9 +50,10 @@ def test_a_delay_is_in_the_time_of_aggregations_both_ways_and_not_in_that_of_upd
     assert min(each.c["time"] for each in rounds) < 0.15 / 2
 
 
-def test_what_has_no_name_cannot_be_told_to_nodes() -> None:
+def test_model_object_is_refused() -> None:
+    """Node processes receive models by name."""
     with (
-        pytest.raises(UserError, match="has none"),
+        pytest.raises(UserError, match="cannot receive a dataset or model object"),
         on_this_machine(Settings(), Overrides(model=LinearRegression(3))),
     ):
         pass

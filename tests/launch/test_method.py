@@ -1,4 +1,4 @@
-"""The method that settings name, and what a person gives in place of its parts."""
+"""The method of settings, and custom parts in place of its own."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from fedbudget.protocol.update import (
     Average,
     FedAdam,
     FedYogi,
-    ServerMomentum,
     KMeansSplit,
+    ServerMomentum,
 )
 from fedbudget.settings.settings import Settings
 
@@ -36,9 +36,7 @@ from fedbudget.settings.settings import Settings
         (Settings(method="paper", step_fall=0.2), FallingStep(0.01, fall=0.2)),
     ],
 )
-def test_step_size_as_asked_or_as_the_method_has_it(
-    settings: Settings, step_size: object
-) -> None:
+def test_step_size_of_settings(settings: Settings, step_size: object) -> None:
     assert build_method(settings).step_size == step_size
 
 
@@ -46,7 +44,7 @@ def parts(method: Method) -> tuple[object, ...]:
     return method.correct_drift, method.delta, method.controller
 
 
-def test_each_part_of_a_method_alone() -> None:
+def test_parts_of_each_method() -> None:
     assert parts(build_method(Settings(method="paper"))) == (
         False,
         "gradient",
@@ -64,26 +62,26 @@ def test_each_part_of_a_method_alone() -> None:
     assert parts(build_method(mixed)) == (False, "gradient", AdaptiveTau(0.025))
 
 
-def test_controller_as_asked() -> None:
-    asked = Settings(method="paper", phi=0.1, gamma=3.0, tau_max=9)
-    assert build_method(asked).controller == AdaptiveTau(0.1, 3.0, 9)
+def test_controller_of_settings() -> None:
+    settings = Settings(method="paper", phi=0.1, gamma=3.0, tau_max=9)
+    assert build_method(settings).controller == AdaptiveTau(0.1, 3.0, 9)
     assert build_method(Settings(tau=12)).controller == FixedTau(12)
 
 
-def test_own_parts_take_the_place_of_the_methods() -> None:
-    own = Overrides(controller=FixedTau(3), step_size=FixedStep(0.7))
-    assert parts(build_method(Settings(), own)) == (True, "parameters", FixedTau(3))
-    assert build_method(Settings(), own).step_size == FixedStep(0.7)
+def test_custom_parts_replace_defaults() -> None:
+    custom = Overrides(controller=FixedTau(3), step_size=FixedStep(0.7))
+    assert parts(build_method(Settings(), custom)) == (True, "parameters", FixedTau(3))
+    assert build_method(Settings(), custom).step_size == FixedStep(0.7)
 
 
-def test_own_update_rule_turns_drift_correction_off() -> None:
-    """It takes a vector more in every broadcast; whoever asks for both gets both."""
-    own = Overrides(update=ServerMomentum(0.5))
-    assert not build_method(Settings(), own).correct_drift
-    assert build_method(Settings(drift_correction=True), own).correct_drift
+def test_custom_update_disables_drift_correction() -> None:
+    """Drift correction adds a vector to every broadcast; you can still request both."""
+    custom = Overrides(update=ServerMomentum(0.5))
+    assert not build_method(Settings(), custom).correct_drift
+    assert build_method(Settings(drift_correction=True), custom).correct_drift
 
 
-def test_the_accelerated_method() -> None:
+def test_accelerated_method() -> None:
     method = build_method(Settings(method="accelerated", tau_max=50))
     assert (method.controller, method.step_size) == (BalancedTau(50), SearchedStep())
     assert (method.update, method.correct_drift, method.partly) == (
@@ -127,13 +125,13 @@ def test_the_accelerated_method() -> None:
         ),
     ],
 )
-def test_update_rule_as_named(settings: Settings, rule: object) -> None:
+def test_update_rule_by_name(settings: Settings, rule: object) -> None:
     method = build_method(settings)
     assert method.update == rule
     assert method.correct_drift == isinstance(rule, (Average, Accelerate, KMeansSplit))
 
 
-def test_options_that_a_rule_does_not_have_are_refused() -> None:
+def test_options_without_effect() -> None:
     for wrong in (
         Settings(method="frugal", server_momentum=0.5),
         Settings(update="average", server_momentum=0.5),
@@ -146,14 +144,14 @@ def test_options_that_a_rule_does_not_have_are_refused() -> None:
         build_method(Settings(update="fedavgm", server_beta2=0.5))
 
 
-def test_an_automatic_step_size_falls_by_itself() -> None:
+def test_step_fall_needs_a_number() -> None:
     with pytest.raises(UserError, match="step_fall needs a step_size that is a number"):
         build_method(Settings(step_fall=0.2))
 
 
-def test_a_rule_by_its_name_is_the_same_run_as_the_object() -> None:
+def test_rule_name_equals_rule_object() -> None:
     common: dict[str, Any] = {"case": 2, "budget": "time=1s", "tau": 5, "step_size": 0.1}
-    named = fedbudget.train(update="fedadam", server_step_size=0.05, **common)
-    made = fedbudget.train(update=FedAdam(step_size=0.05), **common)
-    assert named.w.tobytes() == made.w.tobytes()
-    assert named.loss != fedbudget.train(**common).loss
+    by_name = fedbudget.train(update="fedadam", server_step_size=0.05, **common)
+    by_object = fedbudget.train(update=FedAdam(step_size=0.05), **common)
+    assert by_name.w.tobytes() == by_object.w.tobytes()
+    assert by_name.loss != fedbudget.train(**common).loss

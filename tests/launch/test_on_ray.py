@@ -1,5 +1,5 @@
-"""Simulated nodes on a Ray cluster of this machine: the same run as in process, to the last
-bit, whatever happens.
+"""Simulated nodes on a Ray cluster of this machine give the bits of the in-process engine,
+also when actors are killed.
 """
 
 import gc
@@ -33,8 +33,8 @@ from support import own_rules
 from support.networks import network, table
 
 pytestmark = [
-    pytest.mark.xdist_group("ray"),  # which has one cluster
-    # Ray leaves its processes to the system when it ends.
+    pytest.mark.xdist_group("ray"),  # one cluster for all
+    # Ray does not wait for its processes when it ends.
     pytest.mark.filterwarnings(
         "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
     ),
@@ -45,11 +45,10 @@ SMALL = Settings(model="svm", nodes=11, partition="case:2", budget=("time=3s",))
 
 @pytest.fixture(autouse=True, scope="module")
 def one_cluster() -> Iterator[None]:
-    """One for all tests, because one takes seconds to start; `on_ray` uses what is there."""
+    """One cluster for all tests, because it takes seconds to start; `on_ray` reuses it."""
     with engine.cluster(None):
         yield
-    # here, where it is allowed, what Ray leaves open is closed, and not in the middle of
-    # another test
+    # Close Ray's open files here, and not during another test that forbids the warning.
     gc.collect()
 
 
@@ -66,27 +65,12 @@ def assert_same_run(one: Result, other: Result) -> None:
     assert one.to_json() == other.to_json()
 
 
-def test_a_private_run() -> None:
-    """Every report comes to the aggregator, who adds the noise."""
-    private = replace(SMALL, budget=("time=3s", "privacy=8"), rounds=4)
-    one, other = on_cluster(private, actors=2), execute(simulate(private))
-    assert one.w.tobytes() == other.w.tobytes()
-    lines = [
-        [replace(record, wall=0.0).to_json() for record in each.rounds]
-        for each in (one, other)
-    ]
-    assert lines[0] == lines[1]
-
-
-def test_a_run_that_protects_samples() -> None:
-    """Every node adds noise of its own, whichever process it is in."""
-    private = replace(
-        SMALL,
-        budget=("time=3s", "privacy=8"),
-        privacy_unit="sample",
-        partition="case:1",
-        rounds=4,
-    )
+@pytest.mark.parametrize(
+    "unit", [{}, {"privacy_unit": "sample", "partition": "case:1"}], ids=["node", "sample"]
+)
+def test_private_run_gives_same_bits(unit: dict[str, Any]) -> None:
+    """The aggregator adds the noise for nodes, and each node its own for samples."""
+    private = replace(SMALL, budget=("time=3s", "privacy=8"), rounds=4, **unit)
     one, other = on_cluster(private, actors=2), execute(simulate(private))
     assert one.w.tobytes() == other.w.tobytes()
     lines = [
@@ -125,9 +109,7 @@ def test_a_run_that_protects_samples() -> None:
     "actors",
     [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)],
 )
-def test_any_number_of_actors_gives_the_bits_of_the_in_process_engine(
-    options: dict[str, Any], actors: int
-) -> None:
+def test_actors_give_in_process_bits(options: dict[str, Any], actors: int) -> None:
     settings = replace(SMALL, **options)
     here = execute(simulate(settings))
     assert len(here.rounds) > 4
@@ -143,11 +125,11 @@ def test_any_number_of_actors_gives_the_bits_of_the_in_process_engine(
         pytest.param("paper", "taken", marks=pytest.mark.slow),
     ],
 )
-def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
+def test_killed_actor_changes_nothing(
     method: MethodName, copies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once before the first copy of its memory is taken, and twice after, if any is; the
-    last may be lost by then.
+    """Actors are killed before the first copy of their memory and twice after it. The last
+    copy may be lost too.
     """
     monkeypatch.setattr(engine, "COPY_INTERVAL", 1000 if copies == "never" else 3)
     settings = replace(SMALL, method=method, rounds=12)
@@ -155,21 +137,19 @@ def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
     killed: list[int] = []
 
     with on_ray(settings, actors=2) as plan:
-        places = plan.engine.nodes._groups  # type: ignore[attr-defined]
+        groups = plan.engine.nodes._groups  # type: ignore[attr-defined]
 
         def kill(record: RoundRecord) -> None:
             if record.round in (2, 7, 8):
                 pid = ray.get(
-                    places[record.round % 2].actor.__ray_call__.remote(_process_id)
+                    groups[record.round % 2].actor.__ray_call__.remote(_process_id)
                 )
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
             if record.round == 7 and copies == "lost":
-                for place in places:
-                    place.copies[-1] = (
-                        ray.remote(num_cpus=0)(_fail).remote(),
-                        6,
-                    )  # actors have all cores
+                for group in groups:
+                    # The actors occupy all cores.
+                    group.copies[-1] = (ray.remote(num_cpus=0)(_fail).remote(), 6)
 
         assert_same_run(execute(plan, callbacks=[kill]), here)
     assert len(set(killed)) == 3
@@ -184,10 +164,8 @@ def _process_id(actor: object) -> int:
 
 
 @pytest.mark.slow
-def test_an_actor_that_is_lost_again_and_again_ends_the_run_in_a_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    nodes = engine.RayNodes(Dying(), nodes=6, actors=2, cpus=2.0)
+def test_repeatedly_lost_actor_ends_run() -> None:
+    nodes = engine.RayNodes(CrashingDefinition(), nodes=6, actors=2, cpus=2.0)
     broadcast = Broadcast(
         1, np.zeros(2, np.float32), 1, 0.1, Request(), best=False, stop=False
     )
@@ -197,14 +175,14 @@ def test_an_actor_that_is_lost_again_and_again_ends_the_run_in_a_line(
         nodes.answer(broadcast)
 
 
-class Dying:
-    """A definition whose second party never lives through a round."""
+class CrashingDefinition:
+    """A definition whose second group crashes in every round."""
 
     def group(self, first: int, end: int) -> Any:
-        return _Party(first)
+        return _CrashingGroup(first)
 
 
-class _Party:
+class _CrashingGroup:
     def __init__(self, first: int) -> None:
         self._first = first
 
@@ -216,9 +194,9 @@ class _Party:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_a_run_goes_on_with_more_budget(tmp_path: Path, participation: float) -> None:
-    """As one in process does; also when an actor is lost then, before a copy of its memory
-    is taken.
+def test_run_resumes_with_more_budget(tmp_path: Path, participation: float) -> None:
+    """The resumed run equals one in process, also if an actor is lost before the first copy
+    of its memory.
     """
     options: dict[str, Any] = {
         "nodes": 11,
@@ -239,12 +217,12 @@ def test_a_run_goes_on_with_more_budget(tmp_path: Path, participation: float) ->
         path, lambda config: Settings(**Settings.from_toml(config)), ["time=+2s"]
     )
     with on_ray(settings, resumed=resumed) as plan:
-        places = plan.engine.nodes._groups  # type: ignore[attr-defined]
+        groups = plan.engine.nodes._groups  # type: ignore[attr-defined]
 
         def kill(record: RoundRecord) -> None:
             if record.round == resumed.state.round + 2:
                 os.kill(
-                    ray.get(places[1].actor.__ray_call__.remote(_process_id)),
+                    ray.get(groups[1].actor.__ray_call__.remote(_process_id)),
                     signal.SIGKILL,
                 )
 
@@ -252,13 +230,13 @@ def test_a_run_goes_on_with_more_budget(tmp_path: Path, participation: float) ->
     assert_same_run(replace(there, run=None), replace(here, run=None))
 
 
-def test_rules_of_ones_own() -> None:
+def test_custom_rules() -> None:
     here = own_rules.train()
     assert_same_run(own_rules.train(engine="ray", actors=2), here)
     assert [record.tau for record in here.rounds] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 0]
 
 
-def test_a_model_and_shards_of_ones_own() -> None:
+def test_custom_model_and_shards() -> None:
     rng = np.random.default_rng(4)
     shards = [
         (rng.normal(size=(20 + node, 3)).astype(np.float32), rng.normal(size=20 + node))
@@ -271,10 +249,8 @@ def test_a_model_and_shards_of_ones_own() -> None:
             x.T @ error / len(y), np.float32
         )
 
-    model = fedbudget.FunctionModel(
-        squared, initial=np.zeros(3)
-    )  # which has no kernels to compile
-    asked: dict[str, Any] = {
+    model = fedbudget.FunctionModel(squared, initial=np.zeros(3))
+    options: dict[str, Any] = {
         "shards": shards,
         "model": model,
         "budget": "time=2s",
@@ -282,21 +258,22 @@ def test_a_model_and_shards_of_ones_own() -> None:
         "rounds": 4,
     }
     assert_same_run(
-        fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2)
+        fedbudget.train(**options), fedbudget.train(**options, engine="ray", actors=2)
     )
 
 
 @pytest.mark.usefixtures("one_torch_thread")
-def test_a_module_and_samples_of_ones_own() -> None:
-    """Each process makes the module anew, and reads the samples that its nodes need;
-    running statistics travel.
+def test_custom_module_and_samples() -> None:
+    """Each process builds the module and reads the samples of its nodes; running statistics
+    are sent.
 
-    Ray's processes have one thread, and with more of them PyTorch's batch normalization
-    adds in another order."""
+    Processes of Ray have one thread. With more threads, batch normalization of PyTorch adds
+    in another order.
+    """
     data = table(samples=40)
     samples = [(torch.from_numpy(x), int(y)) for x, y in zip(data.x, data.y, strict=True)]
     module = nn.Sequential(network(), nn.BatchNorm1d(3), nn.Dropout(0.2))
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": module,
         "dataset": samples,
         "nodes": 4,
@@ -304,26 +281,26 @@ def test_a_module_and_samples_of_ones_own() -> None:
         "batch_size": 5,
     }
     assert_same_run(
-        fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2)
+        fedbudget.train(**options), fedbudget.train(**options, engine="ray", actors=2)
     )
 
 
-def test_a_model_in_a_file_and_what_it_imports_go_to_the_actors(tmp_path: Path) -> None:
+def test_model_file_and_its_imports(tmp_path: Path) -> None:
     (tmp_path / "parts_of_a_net.py").write_text(
         "from torch import nn\ndef first(): return nn.Linear(64, 4)"
     )
     (tmp_path / "net_on_ray.py").write_text(
-        "from parts_of_a_net import first\nfrom torch import nn\n"
-        "def net(): return nn.Sequential(nn.Flatten(), first(), nn.Tanh(), nn.Linear(4, 10))"
+        "from parts_of_a_net import first\nfrom torch import nn\ndef net():\n"
+        "    return nn.Sequential(nn.Flatten(), first(), nn.Tanh(), nn.Linear(4, 10))"
     )
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": f"{tmp_path}/net_on_ray.py:net",
         "nodes": 4,
         "tau": 3,
         "rounds": 3,
     }
     assert_same_run(
-        fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2)
+        fedbudget.train(**options), fedbudget.train(**options, engine="ray", actors=2)
     )
 
 
@@ -336,14 +313,14 @@ def test_a_model_in_a_file_and_what_it_imports_go_to_the_actors(tmp_path: Path) 
         ({"actors": 0}, "actors must be at least 1"),
     ],
 )
-def test_what_cannot_work_is_told_in_a_line(options: dict[str, Any], message: str) -> None:
-    asked = {"dataset": "digits", "partition": "case:1", "budget": "time=2s", **options}
-    with pytest.raises(UserError, match=message) as request:
-        fedbudget.train(engine="ray", **asked)
-    assert "\n" not in str(request.value)
+def test_errors_are_one_line(options: dict[str, Any], message: str) -> None:
+    options = {"dataset": "digits", "partition": "case:1", "budget": "time=2s", **options}
+    with pytest.raises(UserError, match=message) as caught:
+        fedbudget.train(engine="ray", **options)
+    assert "\n" not in str(caught.value)
 
 
-def test_another_version_of_fedbudget_is_refused() -> None:
+def test_other_version_is_refused() -> None:
     plan = simulate(SMALL)
     with pytest.raises(
         UserError, match=r"a machine of the cluster has fedbudget .*, this one 0\.0"
@@ -353,7 +330,7 @@ def test_another_version_of_fedbudget_is_refused() -> None:
         ).group(0, 5)
 
 
-def test_a_sweep_on_the_cluster_gives_the_same_file(tmp_path: Path) -> None:
+def test_sweep_gives_the_same_file(tmp_path: Path) -> None:
     sweep = Sweep.of(replace(SMALL, rounds=3), {"tau": ["adaptive", 4], "seeds": 3})
     run(sweep, tmp_path / "here", jobs=1)
     done: list[int] = []
@@ -368,5 +345,35 @@ def test_a_sweep_on_the_cluster_gives_the_same_file(tmp_path: Path) -> None:
         tmp_path / "ray/results.parquet"
     ).read_bytes()
     run(sweep, tmp_path / "ray", jobs=1, progress=lambda now, of, failed: done.append(now))
-    assert done[-1:] == [6]  # what a cluster has made is not made again here
+    assert done[-1:] == [6]  # finished cells of the cluster are reused
     assert len(done) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        ("network", {"proximal": 0.3}),
+        ("ray", {"proximal": 0.3}),
+        ("ray", {"workload": "by-data"}),
+    ],
+)
+def test_engines_agree_on_published_methods(where: Any, change: dict[str, Any]) -> None:
+    """Published methods that change local updates give the same bits on every engine."""
+    options: dict[str, Any] = {
+        "dataset": "digits",
+        "model": "softmax",
+        "nodes": 3,
+        "partition": "dirichlet:0.3",
+        "tau": 5,
+        "step_size": 0.1,
+        "rounds": 5,
+        "budget": "time=1h",
+        "costs": "simulated",
+        "method": "frugal",
+        "drift_correction": False,
+    }
+    here = fedbudget.train(**options, **change)
+    assert here.w.tobytes() != fedbudget.train(**options).w.tobytes()
+    there = fedbudget.train(**options, **change, engine=where)
+    assert there.w.tobytes() == here.w.tobytes()

@@ -1,5 +1,5 @@
-"""A run in one process goes on: from where it was broken off, to the same bits; and with
-more budget, past its end.
+"""Resumed runs in one process: to the same bits after a crash, and past the end with a
+larger budget.
 """
 
 import math
@@ -21,9 +21,13 @@ from fedbudget.runs import checkpoint, plot
 from fedbudget.runs.folder import Run, read_summary
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.settings import Settings
-from support.processes import but_wall, made
+from support.processes import sample_shards, without_wall
 
-DATA: dict[str, Any] = {"model": "softmax", "shards": made(4), "test": made(5)[4]}
+DATA: dict[str, Any] = {
+    "model": "softmax",
+    "shards": sample_shards(4),
+    "test": sample_shards(5)[4],
+}
 TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
 METHODS: dict[str, dict[str, Any]] = {
     "frugal": {"tau_max": 8},
@@ -46,14 +50,14 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which takes longer than all the rest."""
+def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the plot, which takes longer than the run."""
     monkeypatch.setattr(plot, "plot_run", lambda *given, **how: b"")
 
 
 @pytest.fixture
-def saved_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints as often as the disk can."""
+def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a checkpoint after every round."""
     monkeypatch.setattr(Engine, "checkpoint_interval", 1e-9)
     monkeypatch.setattr(checkpoint, "SHARE", math.inf)
 
@@ -62,21 +66,22 @@ def run(**options: Any) -> Result:
     return train(**{**DATA, "budget": "time=3s", **options})
 
 
-def assert_same(found: Result, whole: Result) -> None:
-    assert but_wall(found.rounds) == but_wall(whole.rounds)
-    assert found.w.tobytes() == whole.w.tobytes()
-    assert replace(found, w=whole.w, rounds=(), run=None) == replace(
+def assert_same(resumed: Result, whole: Result) -> None:
+    assert without_wall(resumed.rounds) == without_wall(whole.rounds)
+    assert resumed.w.tobytes() == whole.w.tobytes()
+    assert replace(resumed, w=whole.w, rounds=(), run=None) == replace(
         whole, rounds=(), run=None
     )
 
 
-class TestBrokenOff:
-    """A copy of the folder is what a crash at that moment would have left."""
+class TestInterruptedRun:
+    """A copy of the folder equals the folder after a crash at that moment."""
 
-    @pytest.mark.usefixtures("saved_often")
+    @pytest.mark.usefixtures("frequent_checkpoints")
     @pytest.mark.parametrize("name", METHODS)
-    def test_it_goes_on_to_the_same_bits(self, tmp_path: Path, name: str) -> None:
-        options, out = METHODS[name], tmp_path / "run"
+    def test_resumed_run_gives_same_bits(self, tmp_path: Path, name: str) -> None:
+        options = METHODS[name]
+        out = tmp_path / "run"
 
         def crash(record: RoundRecord) -> None:
             if record.round in (1, 2, 7):
@@ -91,26 +96,25 @@ class TestBrokenOff:
             assert_same(again, whole)
             assert Run.open(tmp_path / number).model().w.tobytes() == whole.w.tobytes()
 
-    def test_a_short_run_has_a_checkpoint_of_its_start_and_one_of_its_end(
-        self, tmp_path: Path
-    ) -> None:
-        out, other = tmp_path / "run", tmp_path / "other"
+    def test_short_run_resumes_from_start(self, tmp_path: Path) -> None:
+        """A short run has a checkpoint of its start and one of its end."""
+        out = tmp_path / "run"
 
         def stop(record: RoundRecord) -> None:
             if record.round == 5:
-                raise KeyError("a mistake of the user's own")
+                raise KeyError("an error of the user's callback")
 
         with pytest.raises(KeyError):
             run(out=out, callbacks=[stop])
         assert len(Run.open(out).rounds) == 5
-        assert_same(train(**DATA, resume=out), run(out=other))
+        assert_same(train(**DATA, resume=out), run(out=tmp_path / "other"))
 
-    def test_one_that_was_stopped_goes_on(self, tmp_path: Path) -> None:
+    def test_stopped_run_resumes(self, tmp_path: Path) -> None:
         out = tmp_path / "run"
         first = run(out=out, callbacks=[lambda record: record.round == 4])
         assert (first.stopped_by, len(first.rounds)) == ("callback", 4)
         longer = train(**DATA, resume=out, budget="time=+1s")
-        assert but_wall(longer.rounds[:4]) == but_wall(first.rounds)
+        assert without_wall(longer.rounds[:4]) == without_wall(first.rounds)
         assert (longer.rounds[4].round, longer.stopped_by) == (5, "time")
         assert 3 < longer.spent["time"] < 4.5
 
@@ -118,10 +122,10 @@ class TestBrokenOff:
 class TestMoreBudget:
     @pytest.mark.parametrize("batch_size", ["full", 8])
     @pytest.mark.parametrize("drift_correction", [True, False])
-    def test_fixed_rounds_are_those_of_a_run_with_more_from_the_start(
+    def test_equals_run_with_larger_budget(
         self, tmp_path: Path, batch_size: Any, drift_correction: bool
     ) -> None:
-        """But for the round that judged the first end, and what it has cost."""
+        """Fixed rounds are equal, except for the evaluation round at the first end."""
         fixed = {
             "tau": 3,
             "step_size": 0.05,
@@ -131,9 +135,9 @@ class TestMoreBudget:
         run(**fixed, budget="time=1h", rounds=4, out=tmp_path / "run")
         longer = train(**DATA, resume=tmp_path / "run", rounds=9)
         whole = run(**fixed, budget="time=1h", rounds=9)
-        judged = [record for record in longer.rounds if record.tau == 0]
-        assert [record.round for record in judged] == [5, 11]
-        made_of = (
+        evaluated = [record for record in longer.rounds if record.tau == 0]
+        assert [record.round for record in evaluated] == [5, 11]
+        fields = (
             "t",
             "tau",
             "eta",
@@ -147,7 +151,7 @@ class TestMoreBudget:
 
         def rounds(result: Result) -> list[list[Any]]:
             return [
-                [getattr(record, name) for name in made_of]
+                [getattr(record, name) for name in fields]
                 for record in result.rounds
                 if record.tau
             ]
@@ -155,39 +159,36 @@ class TestMoreBudget:
         assert rounds(longer) == rounds(whole)
         assert longer.loss == whole.loss
         assert longer.w.tobytes() == whole.w.tobytes()
-        assert (longer.aggregations, longer.local_updates, longer.stopped_by) == (
-            9,
-            27,
-            "rounds",
-        )
+        assert longer.aggregations == 9
+        assert longer.local_updates == 27
+        assert longer.stopped_by == "rounds"
 
     @pytest.mark.parametrize("name", ["centralized", "asynchronous"])
-    def test_a_baseline_is_the_same_as_with_more_from_the_start(
-        self, tmp_path: Path, name: str
-    ) -> None:
+    def test_baselines_equal_larger_budget(self, tmp_path: Path, name: str) -> None:
         options = {"method": name, "batch_size": 8}
         run(**options, budget="time=1s", out=tmp_path / "run")
-        longer, whole = (
-            train(**DATA, resume=tmp_path / "run", budget="time=+1s"),
-            run(**options, budget="time=2s"),
-        )
+        longer = train(**DATA, resume=tmp_path / "run", budget="time=+1s")
+        whole = run(**options, budget="time=2s")
         assert longer.w.tobytes() == whole.w.tobytes()
         assert longer.spent == whole.spent
 
-    def test_the_folder_says_how_it_was_made(self, tmp_path: Path) -> None:
+    def test_folder_records_the_new_budget(self, tmp_path: Path) -> None:
         out = tmp_path / "run"
         first = run(out=out)
         longer = train(**DATA, resume=out, budget="time=+2s")
-        assert but_wall(longer.rounds[: len(first.rounds)]) == but_wall(first.rounds)
-        found, summary = Run.open(out), read_summary(out)
-        assert found.settings.budget == ("time=5s",)
-        assert found.rounds == longer.rounds
+        assert without_wall(longer.rounds[: len(first.rounds)]) == without_wall(
+            first.rounds
+        )
+        resumed = Run.open(out)
+        summary = read_summary(out)
+        assert resumed.settings.budget == ("time=5s",)
+        assert resumed.rounds == longer.rounds
         assert summary is not None
         assert (summary["budget"], summary["spent"]) == ({"time": 5.0}, dict(longer.spent))
         assert 3 < longer.spent["time"] < 5.5
 
-    @pytest.mark.usefixtures("saved_often")
-    def test_a_crash_on_the_way_loses_nothing(self, tmp_path: Path) -> None:
+    @pytest.mark.usefixtures("frequent_checkpoints")
+    def test_crash_while_extending(self, tmp_path: Path) -> None:
         out, copy = tmp_path / "run", tmp_path / "copy"
         first = run(out=out)
         end = len(first.rounds)
@@ -201,9 +202,9 @@ class TestMoreBudget:
         assert read_summary(copy) is None
         assert_same(train(**DATA, resume=copy), whole)
 
-    def test_an_end_that_was_announced_is_taken_back(self, tmp_path: Path) -> None:
-        """The last round is cut to what fits; broken off before it, the run has room for
-        more.
+    def test_shortened_last_round_is_redone(self, tmp_path: Path) -> None:
+        """The last round is shortened to fit. Interrupted before it and given a larger
+        budget, the run continues with full rounds.
         """
         last = len(run(out=tmp_path / "whole").rounds) - 1
         run(out=tmp_path / "run", callbacks=[lambda record: record.round == last - 1])
@@ -231,7 +232,7 @@ class TestMoreBudget:
                 "resume uses the folder and the settings of the run",
             ),
             (
-                {"budget": "time=+5s", "shards": [(2 * x, y) for x, y in made(4)]},
+                {"budget": "time=+5s", "shards": [(2 * x, y) for x, y in sample_shards(4)]},
                 "has changed since the run started",
             ),
             (
@@ -241,7 +242,7 @@ class TestMoreBudget:
             ({"budget": "time=+5s", "engine": "network"}, "use fedbudget serve"),
         ],
     )
-    def test_what_is_refused(
+    def test_refused_options_change_no_file(
         self, tmp_path: Path, options: dict[str, Any], message: str
     ) -> None:
         out = tmp_path / "run"
@@ -252,9 +253,8 @@ class TestMoreBudget:
         assert {each.name: each.read_bytes() for each in out.iterdir()} == before
 
 
-def test_nodes_that_are_too_many_begin_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fleet_too_large_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes whose state exceeds the limit of a checkpoint start anew."""
     monkeypatch.setattr(simulate, "MOST_MEMORY", 0.0)
     first = run(out=tmp_path / "run")
     longer = train(**DATA, resume=tmp_path / "run", budget="time=+3s")
@@ -264,23 +264,21 @@ def test_nodes_that_are_too_many_begin_anew(
     assert np.isfinite([record.loss for record in longer.rounds]).all()
 
 
-def test_a_run_goes_on_by_its_own_settings_only() -> None:
+def test_resumed_settings_must_match() -> None:
     require_same_settings(
         Path("run"), TRIAL, replace(TRIAL, budget=("time=1h",), rounds=3, evaluations=7)
     )
     with pytest.raises(
         UserError,
-        match="run resumes with its own settings: tau is adaptive there, and cannot become 5",
+        match=r"run resumes with its own settings: tau is adaptive .* cannot become 5",
     ):
         require_same_settings(Path("run"), TRIAL, replace(TRIAL, tau=5))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["frugal", "paper"])
-def test_it_ends_where_a_run_with_more_from_the_start_does(
-    tmp_path: Path, method: Any
-) -> None:
-    """Within the spread of seeds, on average over them."""
+def test_loss_equals_larger_budget(tmp_path: Path, method: Any) -> None:
+    """The mean loss over 20 seeds is within one deviation of a run with all the budget."""
     losses = []
     for seed in range(20):
         options: dict[str, Any] = {
@@ -293,5 +291,7 @@ def test_it_ends_where_a_run_with_more_from_the_start_does(
         train(**options, budget="time=10s", out=tmp_path / str(seed))
         longer = train(resume=tmp_path / str(seed), budget="time=+5s")
         losses.append((longer.loss, train(**options, budget="time=15s").loss))
-    found, wanted = np.array(losses).T
-    assert abs(found.mean() - wanted.mean()) < max(wanted.std(), 0.005 * wanted.mean())
+    resumed, expected = np.array(losses).T
+    assert abs(resumed.mean() - expected.mean()) < max(
+        expected.std(), 0.005 * expected.mean()
+    )

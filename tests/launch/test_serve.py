@@ -1,4 +1,4 @@
-"""What a run that goes on must not change, and what is refused at once."""
+"""Wrong options of a served run."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from fedbudget.settings.settings import Settings
 
 
 @pytest.mark.parametrize(
-    ("settings", "address", "security", "complaint"),
+    ("settings", "address", "security", "message"),
     [
         (
             Settings(method="asynchronous"),
@@ -24,14 +24,15 @@ from fedbudget.settings.settings import Settings
         (Settings(), "127.0.0.1:0", {"cert": Path("nowhere.pem")}, "key"),
     ],
 )
-def test_what_cannot_be_served_is_refused_before_anything_listens(
-    settings: Settings, address: str, security: dict[str, Any], complaint: str
+def test_wrong_options_are_refused(
+    settings: Settings, address: str, security: dict[str, Any], message: str
 ) -> None:
-    served = serving(
+    """`serving` raises before it opens a port."""
+    server = serving(
         settings,
         ListenOptions(address),
         SecurityOptions(**security),
         interrupted=lambda: False,
     )
-    with pytest.raises(UserError, match=complaint), served:
+    with pytest.raises(UserError, match=message), server:
         pass

@@ -1,4 +1,4 @@
-"""What is tested on, by what all have agreed on."""
+"""Test samples, compression and privacy of a task that nodes have agreed on."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +21,8 @@ TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
 OTHER = [(100.0 + i, 3.0 - i, "green" if i % 3 else "blue") for i in range(15)]
 
 
-class TestTestedOn:
-    def test_has_everyones_class_numbers_and_is_standardised_as_everyones(
-        self, tmp_path: Path
-    ) -> None:
+class TestEvaluationTable:
+    def test_classes_and_scale_of_all_nodes(self, tmp_path: Path) -> None:
         held = [
             from_file(write(tmp_path / f"{i}.csv", rows))
             for i, rows in enumerate((ONE, OTHER))
@@ -42,7 +40,7 @@ class TestTestedOn:
         )
         assert table.x == pytest.approx(expected, rel=1e-6)
 
-    def test_the_test_samples_of_a_dataset_are_its_own(self) -> None:
+    def test_dataset_keeps_its_test_samples(self) -> None:
         whole = simulate(TRIAL)
         agreed = from_dataset(TRIAL, "1/5").samples()
         table = evaluation_table(
@@ -52,7 +50,7 @@ class TestTestedOn:
         assert np.array_equal(table.x, whole.test.x)
         assert np.array_equal(table.y, whole.test.y)
 
-    def test_what_nodes_do_not_have_is_refused(self, tmp_path: Path) -> None:
+    def test_unknown_classes_or_features(self, tmp_path: Path) -> None:
         agreed = agree([from_file(write(tmp_path / "one.csv", ONE)).samples()])
         path = write(tmp_path / "test.csv", [(1.0, 2.0, "mauve"), (1.0, 2.0, "red")])
         with pytest.raises(UserError, match="has class 'mauve', which no node has"):
@@ -72,18 +70,16 @@ class TestTestedOn:
     [
         (Settings(), "auto"),
         (Settings(compress="16-bit"), "16-bit"),
-        (Settings(secure_aggregation=True), "none"),  # masks have all bits
+        (Settings(secure_aggregation=True), "none"),  # masks need all bits
         (Settings(budget=("privacy=4",)), "none"),
     ],
 )
-def test_fewer_bits_are_chosen_where_a_run_does_not_need_all(
-    settings: Settings, compress: str
-) -> None:
+def test_compression_by_default(settings: Settings, compress: str) -> None:
     assert compression_of(settings) == compress
 
 
-def test_a_private_run_is_told_no_means(tmp_path: Path) -> None:
-    """And says how a node leaves them out, which a run then goes on with."""
+def test_private_run_forbids_standardisation(tmp_path: Path) -> None:
+    """Means of columns are not private. The error names the option that omits them."""
     settings = Settings(
         model="softmax", nodes=2, budget=("time=5s", "privacy=4"), privacy_delta=1e-5
     )
@@ -95,6 +91,5 @@ def test_a_private_run_is_told_no_means(tmp_path: Path) -> None:
         "switch --standardise off at nodes (--no-standardise)"
     )
     held = [from_file(path, standardise=False) for path in paths]
-    assert agree_on_task(settings, method, [each.samples() for each in held])[
-        1
-    ].request.private
+    _, task, _ = agree_on_task(settings, method, [each.samples() for each in held])
+    assert task.request.private

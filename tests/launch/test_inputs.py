@@ -1,4 +1,4 @@
-"""What a node holds."""
+"""Data of a node."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +17,13 @@ from support.kinds import ONE, write
 TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
 
 
-class TestHeldOfADataset:
+class TestFromDataset:
     @pytest.mark.parametrize(
         ("shard", "nodes"), [("1/5", [0]), ("5/5", [4]), ("2-4/5", [1, 2, 3])]
     )
-    def test_are_the_rows_that_nodes_of_one_process_would_have(
-        self, shard: str, nodes: list[int]
-    ) -> None:
-        whole, held = (
-            simulate(TRIAL).shards,
-            from_dataset(replace(TRIAL, nodes=None), shard),
-        )
+    def test_rows_equal_simulated_shards(self, shard: str, nodes: list[int]) -> None:
+        whole = simulate(TRIAL).shards
+        held = from_dataset(replace(TRIAL, nodes=None), shard)
         assert [rows.tolist() for rows in held.rows] == [
             whole.rows_of(node).tolist() for node in nodes
         ]
@@ -35,22 +31,20 @@ class TestHeldOfADataset:
     @pytest.mark.parametrize(
         "shard", ["", "2", "a/5", "0/5", "6/5", "3-2/5", "1-6/5", "1/0", "-1/5"]
     )
-    def test_a_shard_that_is_none_is_refused(self, shard: str) -> None:
+    def test_invalid_shard(self, shard: str) -> None:
         with pytest.raises(UserError, match="shard"):
             from_dataset(TRIAL, shard)
 
 
-class TestHeldOfAFile:
-    def test_are_all_samples_as_they_are(self, tmp_path: Path) -> None:
+class TestFromFile:
+    def test_all_samples_unchanged(self, tmp_path: Path) -> None:
         held = from_file(write(tmp_path / "one.csv", ONE))
         assert held.dataset.train.x.tolist() == [[a, b] for a, b, _ in ONE]
-        assert (held.dataset.classes, held.dataset.test, len(held.rows[0])) == (
-            ("blue", "red"),
-            None,
-            12,
-        )
+        assert held.dataset.classes == ("blue", "red")
+        assert held.dataset.test is None
+        assert len(held.rows[0]) == 12
 
-    def test_a_share_is_held_back_and_not_trained_on(self, tmp_path: Path) -> None:
+    def test_test_share_is_held_out(self, tmp_path: Path) -> None:
         rows = [(float(i), 10.0 * i, "red" if i % 2 else "blue") for i in range(50)]
         held = from_file(write(tmp_path / "one.csv", rows), test_share=0.25)
         assert held.test is not None
@@ -61,10 +55,8 @@ class TestHeldOfAFile:
         assert (len(tested), len(held.rows[0]), held.samples().test_samples) == (12, 38, 12)
         assert held.test.classes == held.dataset.classes == ("blue", "red")
 
-    def test_samples_of_another_file_are_tested_on_as_everyones_are_standardised(
-        self, tmp_path: Path
-    ) -> None:
-        """With class numbers of all nodes, whatever classes the file has itself."""
+    def test_separate_test_file(self, tmp_path: Path) -> None:
+        """Test samples use the class numbers and the standardisation of all nodes."""
         blue = [(float(i), 0.5, "blue") for i in range(10, 30)]
         other = write(tmp_path / "other.csv", [(a, b, "red") for a, b, _ in ONE])
         held = from_file(write(tmp_path / "one.csv", blue), test=str(other))
@@ -72,13 +64,13 @@ class TestHeldOfAFile:
         table = held.test_table(agreed, Softmax(2, 2))
         assert table is not None
         assert table.y.tolist() == [1.0] * 12
-        everyones = np.array([row[:2] for row in (*blue, *ONE)])
+        features = np.array([row[:2] for row in (*blue, *ONE)])
         expected = (
-            np.array([row[:2] for row in ONE]) - everyones.mean(axis=0)
-        ) / everyones.std(axis=0)
+            np.array([row[:2] for row in ONE]) - features.mean(axis=0)
+        ) / features.std(axis=0)
         np.testing.assert_allclose(table.x, expected, rtol=1e-6)
 
-    def test_too_few_to_test_on(self, tmp_path: Path) -> None:
+    def test_wrong_test_options(self, tmp_path: Path) -> None:
         path = write(tmp_path / "one.csv", ONE)
         with pytest.raises(
             UserError, match=r"3 samples of one\.csv are too few to test on"
@@ -87,11 +79,11 @@ class TestHeldOfAFile:
         with pytest.raises(UserError, match="give test or test_share, not both"):
             from_file(path, test_share=0.3, test=path)
 
-    def test_a_folder_is_of_several_nodes(self, tmp_path: Path) -> None:
+    def test_folder_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is a folder; give the file of this node"):
             from_file(tmp_path)
 
-    def test_what_its_function_raises_is_said(self, tmp_path: Path) -> None:
+    def test_error_of_data_function(self, tmp_path: Path) -> None:
         (tmp_path / "broken_ward.py").write_text(
             "def samples():\n    raise OSError('no disk')\n"
         )
@@ -101,7 +93,7 @@ class TestHeldOfAFile:
             from_file(tmp_path / "broken_ward.py:samples")
 
 
-def test_a_model_in_a_file_that_data_do_not_fit_is_refused_in_words(tmp_path: Path) -> None:
+def test_model_that_does_not_fit_data(tmp_path: Path) -> None:
     (tmp_path / "net_of_five.py").write_text(
         "from torch import nn\ndef net(): return nn.Linear(5, 2)\n"
     )

@@ -1,4 +1,4 @@
-"""Noise that nobody can make again, and that is paid for whatever comes of it."""
+"""Noise of private runs, and the log of privacy payments."""
 
 import json
 from pathlib import Path
@@ -21,20 +21,20 @@ from support.private import aggregator, report
 
 
 def test_secret_noise_is_standard_gaussian() -> None:
-    drawn = SecretNoise().draw(1, 200_001)
-    assert len(drawn) == 200_001
-    assert np.isfinite(drawn).all()
-    assert abs(drawn.mean()) < 0.02
-    assert drawn.std() == pytest.approx(1, abs=0.02)
-    assert (np.abs(drawn) < 1.96).mean() == pytest.approx(0.95, abs=0.01)
-    assert abs(np.corrcoef(drawn[:100_000], drawn[100_000:200_000])[0, 1]) < 0.02
+    noise = SecretNoise().draw(1, 200_001)
+    assert len(noise) == 200_001
+    assert np.isfinite(noise).all()
+    assert abs(noise.mean()) < 0.02
+    assert noise.std() == pytest.approx(1, abs=0.02)
+    assert (np.abs(noise) < 1.96).mean() == pytest.approx(0.95, abs=0.01)
+    assert abs(np.corrcoef(noise[:100_000], noise[100_000:200_000])[0, 1]) < 0.02
 
 
-def test_secret_noise_is_another_each_time() -> None:
+def test_secret_noise_differs_each_time() -> None:
     assert not np.array_equal(SecretNoise().draw(1, 50), SecretNoise().draw(1, 50))
 
 
-def test_seeded_noise_is_of_the_round() -> None:
+def test_seeded_noise_depends_on_round() -> None:
     one = SeededNoise(3).draw(1, 50)
     assert np.array_equal(one, SeededNoise(3).draw(1, 50))
     assert not np.array_equal(one, SeededNoise(3).draw(2, 50))
@@ -49,23 +49,27 @@ def test_payments_are_appended(tmp_path: Path) -> None:
     assert paid_in(tmp_path) == 0.75
 
 
-def test_a_full_disk_stops_the_run(tmp_path: Path) -> None:
+def test_unwritable_payment_log_stops_run(tmp_path: Path) -> None:
     (tmp_path / PAID).mkdir()
     with pytest.raises(WorkError, match="cannot be written"):
         PaymentLog(tmp_path).record(1, 0.1)
 
 
-def test_a_line_that_was_not_finished_was_not_drawn_for(tmp_path: Path) -> None:
+def test_unfinished_payment_line_is_ignored(tmp_path: Path) -> None:
     (tmp_path / PAID).write_text('{"round": 1, "rho": 0.5}\n{"round": 2, "rho": 0.')
     assert paid_in(tmp_path) == 0.5
+
+
+def test_damaged_payment_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / PAID).write_text("nonsense\n")
     with pytest.raises(UserError, match="damaged"):
         paid_in(tmp_path)
 
 
-def test_a_run_that_goes_on_pays_for_what_was_drawn_after_its_checkpoint(
+def test_resumed_run_pays_unsaved_rounds(
     tmp_path: Path,
 ) -> None:
+    """A resumed run pays for noise drawn after its last checkpoint."""
     run = aggregator({"time": 1e3, "privacy": 4.0}, 50, 5, SecretNoise())
     pay = open_payments(run, tmp_path, resumed=False)
     first = run.start()
@@ -73,12 +77,12 @@ def test_a_run_that_goes_on_pays_for_what_was_drawn_after_its_checkpoint(
     settle(run, pay)
     spent = run.ledger.spent[1]
     assert paid_in(tmp_path) == pytest.approx(spent)
-    with (tmp_path / PAID).open("a") as file:  # by a process that was killed
+    with (tmp_path / PAID).open("a") as file:  # a payment of a process that was killed
         file.write('{"round": 2, "rho": 0.3}\n')
     pay = open_payments(run, tmp_path, resumed=True)
     assert run.ledger.spent[1] == pytest.approx(spent + 0.3)
-    while isinstance(coming := run.pending, Broadcast):
-        run.receive(report(coming, np.zeros((50, 5), np.float32)), run.ledger.costs)
+    while isinstance(broadcast := run.pending, Broadcast):
+        run.receive(report(broadcast, np.zeros((50, 5), np.float32)), run.ledger.costs)
         settle(run, pay)
     assert run.ledger.spent[1] <= run.ledger.budget.array[1] * (1 + 1e-12)
     assert paid_in(tmp_path) <= run.ledger.budget.array[1] * (1 + 1e-12)

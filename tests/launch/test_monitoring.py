@@ -1,4 +1,4 @@
-"""Metrics over real HTTP, as Prometheus would read them."""
+"""Metrics over HTTP, in the format of Prometheus."""
 
 import math
 import threading
@@ -63,7 +63,7 @@ def labelled(
     return {(name, ((label, of),)): value for of, value in values.items()}
 
 
-COUNTED: dict[tuple[str, Labels], float] = {
+COUNTERS: dict[tuple[str, Labels], float] = {
     ("connected_nodes", ()): 0.0,
     ("late_reports_total", ()): 0.0,
     ("dropped_peers_total", ()): 0.0,
@@ -74,16 +74,16 @@ COUNTED: dict[tuple[str, Labels], float] = {
 }
 
 
-def test_before_the_first_round_only_the_budget_and_what_is_counted_are_known() -> None:
+def test_metrics_before_first_round() -> None:
     metrics = Metrics({"time": 15.0, "bytes": 2e7})
-    assert scrape(metrics) == COUNTED | labelled("budget", {"time": 15.0, "bytes": 2e7})
+    assert scrape(metrics) == COUNTERS | labelled("budget", {"time": 15.0, "bytes": 2e7})
 
 
-def test_after_a_round_all_of_its_record_is_there() -> None:
+def test_metrics_after_a_round() -> None:
     metrics = Metrics({"time": 15.0})
     metrics.observe(RECORD)
     assert scrape(metrics) == {
-        **COUNTED,
+        **COUNTERS,
         **labelled("budget", {"time": 15.0}),
         **labelled("spent", {"time": 4.0, "bytes": 9408.0}),
         **labelled("estimate", {"rho": 1.5, "beta": 2.5, "delta": 3.5}, "name"),
@@ -101,59 +101,59 @@ def test_after_a_round_all_of_its_record_is_there() -> None:
     }
 
 
-def test_what_is_unknown_is_absent_and_not_zero() -> None:
+def test_unknown_values_are_absent() -> None:
     metrics = Metrics({"time": math.inf, "bytes": 100.0})
     metrics.observe(RECORD)
     unknown = {"loss": math.nan, "best_loss": math.inf, "rho": None, "beta": math.nan}
     costs = {"c": {"time": math.nan}, "b": {}, "spent": {"time": math.nan, "bytes": 0.0}}
     metrics.observe(replace(RECORD, round=4, **unknown, **costs))  # type: ignore[arg-type]
-    found = scrape(metrics)
-    assert found[("round", ())] == 4.0
-    assert {key for key in found if key[0] in ("loss", "best_loss", "round_cost")} == set()
+    metrics_by_name = scrape(metrics)
+    assert metrics_by_name[("round", ())] == 4.0
+    assert {
+        key for key in metrics_by_name if key[0] in ("loss", "best_loss", "round_cost")
+    } == set()
     for name, left in (("budget", {"bytes": 100.0}), ("spent", {"bytes": 0.0})):
-        assert {key: value for key, value in found.items() if key[0] == name} == labelled(
-            name, left
-        )
-    assert {key for key in found if key[0] == "estimate"} == {
+        assert {
+            key: value for key, value in metrics_by_name.items() if key[0] == name
+        } == labelled(name, left)
+    assert {key for key in metrics_by_name if key[0] == "estimate"} == {
         ("estimate", (("name", "delta"),))
     }
 
 
-def test_accuracy_is_absent_until_it_is_evaluated_and_then_stays_until_the_next_time() -> (
-    None
-):
+def test_accuracy_stays_until_next_evaluation() -> None:
+    """The metric is absent before the first evaluation, and after one that is NaN."""
     metrics = Metrics({})
-    seen = []
+    accuracies = []
     with serving(metrics, "0") as url:
         for accuracy in (None, 0.5, None, None, 0.75, math.nan):
             metrics.observe(replace(RECORD, accuracy=accuracy))
-            seen.append(fetch(url).get(("accuracy", ())))
-    assert seen == [None, 0.5, 0.5, 0.5, 0.75, None]
+            accuracies.append(fetch(url).get(("accuracy", ())))
+    assert accuracies == [None, 0.5, 0.5, 0.5, 0.75, None]
 
 
-def test_further_metrics_and_how_far_nodes_are_apart_stay_until_the_next_time_too() -> None:
-    metrics, nothing = Metrics({}), replace(RECORD, accuracy=None)
+def test_metrics_and_spread_stay() -> None:
+    metrics = Metrics({})
+    nothing = replace(RECORD, accuracy=None)
     metrics.observe(
         replace(
             nothing, metrics={"rmse": 3.5, "r2": 0.5}, spread={"worst": 9.0, "median": 3.0}
         )
     )
     metrics.observe(nothing)
-    found = scrape(metrics)
+    metrics_by_name = scrape(metrics)
     expected = labelled("metric", {"rmse": 3.5, "r2": 0.5}, "name")
     expected |= labelled("metric_over_nodes", {"worst": 9.0, "median": 3.0}, "of")
-    assert expected.items() <= found.items()
-    assert ("accuracy", ()) not in found
+    assert expected.items() <= metrics_by_name.items()
+    assert ("accuracy", ()) not in metrics_by_name
 
 
-def test_the_engine_counts() -> None:
+def test_engine_counters_are_totals() -> None:
     metrics = Metrics({})
     metrics.connected.set(5)
     metrics.connected.dec()
     metrics.count(late=1, dropped=1, sent=1000, saved=0)
-    metrics.count(
-        late=2, dropped=1, refused=3, sent=1024, received=2**40, saved=7
-    )  # totals, not what was added
+    metrics.count(late=2, dropped=1, refused=3, sent=1024, received=2**40, saved=7)
     assert scrape(metrics) == {
         ("connected_nodes", ()): 4.0,
         ("late_reports_total", ()): 2.0,
@@ -165,40 +165,41 @@ def test_the_engine_counts() -> None:
     }
 
 
-def test_metrics_of_two_runs_do_not_mix() -> None:
+def test_runs_have_separate_metrics() -> None:
     one, other = Metrics({}), Metrics({})
     one.count(late=1)
     one.observe(RECORD)
-    assert scrape(other) == COUNTED
+    assert scrape(other) == COUNTERS
 
 
 class TestServing:
-    def test_is_on_loopback_unless_a_host_is_given(self) -> None:
+    def test_loopback_is_the_default(self) -> None:
         with serving(Metrics({}), "0") as url:
             assert url.startswith("http://127.0.0.1:")
             assert url.endswith("/metrics")
         with serving(Metrics({}), "127.0.0.2:0") as url:
             assert url.startswith("http://127.0.0.2:")
-            assert fetch(url) == COUNTED
+            assert fetch(url) == COUNTERS
 
-    def test_a_busy_port_is_an_error_for_people_and_is_free_afterwards(self) -> None:
+    def test_busy_port(self) -> None:
         with serving(Metrics({}), "0") as url:
             port = url.removesuffix("/metrics").rpartition(":")[2]
             with (
                 pytest.raises(
                     UserError,
-                    match=rf"cannot serve metrics at 127\.0\.0\.1:{port}: Address already in use",
+                    match=rf"cannot serve metrics at 127\.0\.0\.1:{port}: Address already",
                 ),
                 serving(Metrics({}), port),
             ):
                 pass
-            assert fetch(url) == COUNTED
+            assert fetch(url) == COUNTERS
         with serving(Metrics({"time": 1.0}), port) as again:
             assert again == url
-            assert fetch(url) == COUNTED | labelled("budget", {"time": 1.0})
+            assert fetch(url) == COUNTERS | labelled("budget", {"time": 1.0})
 
-    def test_leaves_no_thread_behind_even_after_an_error(self) -> None:
-        before, during = set(threading.enumerate()), set()
+    def test_no_thread_left_after_error(self) -> None:
+        before = set(threading.enumerate())
+        during: set[threading.Thread] = set()
 
         def fail() -> None:
             with serving(Metrics({}), "0"):
@@ -211,15 +212,13 @@ class TestServing:
         assert set(threading.enumerate()) == before
 
     @pytest.mark.parametrize(
-        ("address", "why"),
+        ("address", "message"),
         [
             ("70000", "must be a whole number from 0 to 65535"),
             ("localhost", "has no port"),
             ("192.0.2.1:0", "annot assign"),
         ],
     )
-    def test_an_address_that_cannot_be_is_an_error_for_people(
-        self, address: str, why: str
-    ) -> None:
-        with pytest.raises(UserError, match=why), serving(Metrics({}), address):
+    def test_invalid_addresses(self, address: str, message: str) -> None:
+        with pytest.raises(UserError, match=message), serving(Metrics({}), address):
             pass
