@@ -36,7 +36,7 @@ LEVEL = 0.8
 """Probability that the future value is within an interval."""
 
 MIN_POINTS = 4
-"""Points that a forecast needs. A run needs twice as many, so that one can be tested."""
+"""Points that a forecast needs. A run needs 8, so that a forecast can be tested."""
 
 # Half of an interval with probability LEVEL, in standard deviations: of a Gaussian, and of
 # Student's t with 1, 2, ... degrees of freedom.

@@ -10,7 +10,7 @@
   the vanishing noise and oscillation gain. So η counts as if it had not fallen.
 - A run that resumes after the fall has had that gain, and its η falls a second time. The
   first fall shows how much less work a budget buys meanwhile.
-- A forecast is made only over a ratio that the run's own rounds can test.
+- A forecast covers only a ratio that the run's own rounds can test.
 """
 
 import math

@@ -15,6 +15,7 @@ lower end for ρ.
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import ClassVar
 
@@ -74,15 +75,8 @@ def epsilon_of(rho: float, delta: float) -> float:
     """
     if delta_of(0.0, rho) <= delta:
         return 0.0
-    low = 0.0
-    high = rho + 2 * math.sqrt(rho * math.log(1 / delta))  # an upper bound
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if delta_of(middle, rho) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
+    bound = rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    return _bisect(lambda epsilon: delta_of(epsilon, rho) > delta, bound)[1]
 
 
 def rho_of(epsilon: float, delta: float) -> float:
@@ -96,17 +90,10 @@ def rho_of(epsilon: float, delta: float) -> float:
             f"budget privacy={epsilon:g}: ε must be positive and at most {MAX_EPSILON:g}; "
             "a larger ε protects nothing"
         )
-    low = 0.0
-    high = epsilon + 1.0
-    while delta_of(epsilon, high) <= delta:
-        high *= 2
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if delta_of(epsilon, middle) <= delta:
-            low = middle
-        else:
-            high = middle
-    return low
+    bound = epsilon + 1.0
+    while delta_of(epsilon, bound) <= delta:
+        bound *= 2
+    return _bisect(lambda rho: delta_of(epsilon, rho) <= delta, bound)[0]
 
 
 def default_delta(nodes: int) -> float:
@@ -117,6 +104,18 @@ def default_delta(nodes: int) -> float:
     """
     exponent = math.floor(2 * math.log10(max(1, nodes))) + 1
     return min(_MAX_DEFAULT_DELTA, float(f"1e-{exponent}"))
+
+
+def _bisect(below: Callable[[float], bool], high: float) -> tuple[float, float]:
+    """Return both ends of the interval around the point at which `below` becomes false."""
+    low = 0.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if below(middle):
+            low = middle
+        else:
+            high = middle
+    return low, high
 
 
 def _checked(delta: float | None) -> float:

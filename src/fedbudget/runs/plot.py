@@ -17,7 +17,7 @@ with requires_package("a picture of a run"):
 
 matplotlib.use("Agg", force=False)
 
-# The palette of Okabe and Ito, which is safe for colour-blind readers.
+# Okabe and Ito's palette: colour-blind readers can tell the colours apart.
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
 GREEN = "#009E73"
@@ -96,17 +96,14 @@ def chosen_tau(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) ->
     axis.step(at, taus, where="pre", color=GREY, lw=0.7)
     for reason, (marker, colour) in _markers(record.reason for _, record in points).items():
         chosen = [
-            (spent, record.tau) for spent, record in points if record.reason == reason
+            number for number, (_, each) in enumerate(points) if each.reason == reason
         ]
         # "$" would start a formula, and a label that starts with "_" would be hidden.
         label = f" {reason}".replace("$", r"\$")
+        spent = [at[number] for number in chosen]
+        height = [taus[number] for number in chosen]
         axis.scatter(
-            *zip(*chosen, strict=True),
-            marker=marker,
-            color=colour,
-            s=18,
-            label=label,
-            zorder=3,
+            spent, height, marker=marker, color=colour, s=18, label=label, zorder=3
         )
     most = [max((record.work or {}).get("updates") or [record.tau]) for _, record in points]
     if any(record.work for _, record in points):
