@@ -1,4 +1,4 @@
-"""Models by name, and what may be chosen of them."""
+"""Models by name and their options."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -27,7 +27,7 @@ def test_options_reach_the_model() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("unheard-of", {}, "unknown model 'unheard-of'; use one of svm, linear, kmeans"),
+        ("unknown", {}, "unknown model 'unknown'; use one of svm, linear, kmeans"),
         ("svm", {"clusters": 3}, "model svm has no option clusters, only: none"),
         ("kmeans", {"cluster": 3}, "model kmeans has no option cluster, only: clusters"),
         (
@@ -40,7 +40,9 @@ def test_options_reach_the_model() -> None:
         ("kmeans", {"clusters": 0}, "clusters must be at least 1, not 0"),
     ],
 )
-def test_options_that_cannot_be(name: str, options: ModelOptions, reason: str) -> None:
+def test_invalid_options_are_rejected(
+    name: str, options: ModelOptions, reason: str
+) -> None:
     with pytest.raises(UserError, match=reason):
         catalogue.build(name, small_dataset(), options)
 
@@ -49,9 +51,7 @@ def test_options_that_cannot_be(name: str, options: ModelOptions, reason: str) -
     ("labels", "values", "name"),
     [(True, False, "softmax"), (True, True, "softmax"), (False, True, "linear")],
 )
-def test_where_no_model_is_named_the_target_decides(
-    labels: bool, values: bool, name: str
-) -> None:
+def test_target_chooses_default_model(labels: bool, values: bool, name: str) -> None:
     part = Part(
         np.zeros((2, 3)),
         np.arange(2) if labels else None,
@@ -60,7 +60,7 @@ def test_where_no_model_is_named_the_target_decides(
     assert catalogue.default(Dataset("a", part)) == name
 
 
-def test_nothing_to_predict_is_said() -> None:
+def test_no_target_is_rejected() -> None:
     with pytest.raises(
         UserError, match="homes has nothing to predict; for clusters, use model kmeans"
     ):
@@ -71,20 +71,20 @@ def test_nothing_to_predict_is_said() -> None:
         )
 
 
-# What must be touched for a new option: the model itself, below, and a field of that name
-# in settings.py.
+# A new option needs two changes: in the model itself, as below, and a field of that name in
+# settings.py.
 
 
 @dataclass(frozen=True)
 class SoftSvm(SquaredSvm):
-    """An SVM with an option of its own."""
+    """An SVM with a custom option."""
 
     OPTIONS: ClassVar[ModelOptions] = {"regularization": 0.1}
 
 
 @pytest.fixture
 def soft_svm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a name; as `fedbudget.models.catalogue` has the models of the house."""
+    """Register the model as `fedbudget.models.catalogue` registers the built-in ones."""
     entry = catalogue.ModelEntry(
         lambda dataset, options, _: SoftSvm(dataset.features, **options), SoftSvm.OPTIONS
     )
@@ -92,12 +92,14 @@ def soft_svm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("soft_svm")
-def test_a_new_option_reaches_nodes_on_other_machines() -> None:
-    """No message, task or engine knows of it."""
-    chosen = catalogue.options(
+def test_new_option_reaches_remote_nodes() -> None:
+    """No message, task or engine names the option."""
+    options = catalogue.options(
         "soft-svm", {"model": "soft-svm", "regularization": 0.5, "seed": 3}
     )
-    arrived = read(Task, describe(replace(task(), model="soft-svm", model_options=chosen)))
-    fleet = node_data(0).fleet(arrived, [0])
+    received = read(
+        Task, describe(replace(task(), model="soft-svm", model_options=options))
+    )
+    fleet = node_data(0).fleet(received, [0])
     assert isinstance(fleet.model, SoftSvm)
     assert fleet.model.regularization == 0.5

@@ -1,5 +1,5 @@
-"""Two machines know by a description whether their models are the same, and the first
-difference in words.
+"""Model descriptions: equal for equal models; otherwise the first difference is
+reported.
 """
 
 import functools
@@ -27,24 +27,24 @@ def difference(one: Any, two: Any) -> str | None:
     return describe(one).difference(describe(two), "here", "there")
 
 
-def test_the_tensors_of_a_module_are_told_in_the_order_of_w() -> None:
-    found = describe(TorchModel(network()))
-    assert [(each.name, each.shape) for each in found.tensors] == [
+def test_tensors_in_parameter_order() -> None:
+    result = describe(TorchModel(network()))
+    assert [(each.name, each.shape) for each in result.tensors] == [
         ("0.weight", (4, 3)),
         ("0.bias", (4,)),
         ("2.weight", (2, 4)),
         ("2.bias", (2,)),
     ]
-    assert (found.kind, found.loss, found.target, found.frozen) == (
+    assert (result.kind, result.loss, result.target, result.frozen) == (
         "TorchModel",
         "the usual one",
         "auto",
         "",
     )
-    assert str(found) == "sequential (TorchModel, 26 parameters)"
+    assert str(result) == "sequential (TorchModel, 26 parameters)"
 
 
-def test_modules_that_start_elsewhere_are_the_same_model() -> None:
+def test_start_and_name_do_not_matter() -> None:
     assert (
         difference(TorchModel(network()), TorchModel(lambda: network(), name="another"))
         is None
@@ -52,7 +52,7 @@ def test_modules_that_start_elsewhere_are_the_same_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "words"),
+    ("one", "two", "message"),
     [
         (
             TorchModel(network(4)),
@@ -68,7 +68,8 @@ def test_modules_that_start_elsewhere_are_the_same_model() -> None:
             TorchModel(network()),
             TorchModel(network(), loss=nn.CrossEntropyLoss()),
             "the loss is the usual one here, and "
-            "CrossEntropyLoss(ignore_index=-100, label_smoothing=0.0, reduction='mean') there",
+            "CrossEntropyLoss(ignore_index=-100, label_smoothing=0.0, reduction='mean') "
+            "there",
         ),
         (
             TorchModel(network(), target="real"),
@@ -87,24 +88,24 @@ def test_modules_that_start_elsewhere_are_the_same_model() -> None:
         ),
     ],
 )
-def test_the_first_difference_is_said(one: Any, two: Any, words: str) -> None:
-    assert difference(one, two) == words
+def test_first_difference_is_reported(one: Any, two: Any, message: str) -> None:
+    assert difference(one, two) == message
 
 
-def test_the_same_parameters_in_another_order_are_another_model() -> None:
+def test_parameter_order_matters() -> None:
     first, last = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     one, two = (
         nn.ModuleDict({name: {"a": first, "b": last}[name] for name in names})
         for names in ("ab", "ba")
     )
-    found = difference(TorchModel(one), TorchModel(two))
-    assert found == (
+    result = difference(TorchModel(one), TorchModel(two))
+    assert result == (
         "the order differs: parameter a.weight here is in the place of "
         "parameter b.weight there"
     )
 
 
-def test_what_is_frozen_must_have_the_same_values() -> None:
+def test_frozen_values_must_match() -> None:
     def frozen(value: float) -> TorchModel:
         module = network()
         with torch.no_grad():
@@ -118,9 +119,9 @@ def test_what_is_frozen_must_have_the_same_values() -> None:
     )
 
 
-def test_statistics_that_are_frozen_must_have_the_same_values() -> None:
-    """A normalization layer whose parameters are frozen keeps its statistics, of which
-    nothing is sent.
+def test_frozen_statistics_must_match() -> None:
+    """A normalization layer with frozen parameters keeps its statistics, which are never
+    sent.
     """
 
     def frozen(mean: float) -> TorchModel:
@@ -135,7 +136,11 @@ def test_statistics_that_are_frozen_must_have_the_same_values() -> None:
     )
 
 
-def test_losses_of_one_name_that_are_written_otherwise_differ() -> None:
+def test_loss_compared_by_its_code() -> None:
+    """Losses of one name differ if their code differs; formatting and comments do not
+    count.
+    """
+
     def other() -> Any:
         def squares(output: Tensor, y: Tensor) -> Tensor:
             return ((output[:, 0] - y) ** 4).mean()
@@ -144,7 +149,7 @@ def test_losses_of_one_name_that_are_written_otherwise_differ() -> None:
 
     def spaced() -> Any:
         def squares(output: Tensor, y: Tensor) -> Tensor:
-            # said otherwise, and the same
+            # other formatting, same code
             return (
                 (output[:, 0] - y) ** 2
             ).mean()  # fmt: skip
@@ -157,14 +162,15 @@ def test_losses_of_one_name_that_are_written_otherwise_differ() -> None:
     assert str(difference(one, two)).startswith("the loss is squares, written as ")
 
 
-def test_a_lambda_is_told_from_another_and_not_by_the_line_that_it_is_in() -> None:
+def test_lambda_compared_by_its_code() -> None:
+    """The line number does not count."""
     one = describe_function(lambda output, y: output - y)
     assert one.startswith("<lambda>, written as ")
     assert one == describe_function(lambda output, y: output - y)
     assert one != describe_function(lambda output, y: y - output)
 
 
-def test_what_a_loss_was_made_with_is_told() -> None:
+def test_loss_arguments_are_described() -> None:
     weights = [
         nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight])) for weight in (1.0, 3.0)
     ]
@@ -175,7 +181,7 @@ def test_what_a_loss_was_made_with_is_told() -> None:
     )
 
 
-def test_a_function_model_is_known_by_its_function() -> None:
+def test_function_model_compared_by_function() -> None:
     def slope(w: Any, x: Any, y: Any) -> tuple[float, Any]:
         return float(w.sum()), np.ones_like(w)
 
@@ -192,7 +198,8 @@ def test_a_function_model_is_known_by_its_function() -> None:
     )
 
 
-def test_running_statistics_are_told_behind_the_parameters_where_they_are_in_w() -> None:
+def test_running_statistics_follow_parameters() -> None:
+    """With `statistics="local"` they are not part of the description."""
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     names = [each.name for each in describe(TorchModel(module)).tensors]
     assert names == [
@@ -203,5 +210,5 @@ def test_running_statistics_are_told_behind_the_parameters_where_they_are_in_w()
         "1.running_mean",
         "1.running_var",
     ]
-    apart = difference(TorchModel(module), TorchModel(module, statistics="local"))
-    assert apart == "parameter 1.running_mean is 2 of float32 here, and missing there"
+    reported = difference(TorchModel(module), TorchModel(module, statistics="local"))
+    assert reported == "parameter 1.running_mean is 2 of float32 here, and missing there"

@@ -1,4 +1,4 @@
-"""The drivers: the same bits however the work is shared out, and digits that last for large
+"""Kernel drivers: the same bits for any split of the work, and enough precision for large
 shards.
 """
 
@@ -22,7 +22,7 @@ from support.problems import MODELS, Problem, problem
 kernels: Any = compiled
 DRIVERS = {"descend": kernels.descend, "descend_few": kernels.descend_few}
 SIZES = (1, 127, 128, 129, 400, 2500)
-"""Shards around the block size, and one with more blocks than are summed at a time."""
+"""Sizes around the block size, and one with more blocks than one pass sums."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +40,7 @@ def run(
     w: Float32,
     shift: Float32 | None = None,
 ) -> Descent:
-    """One round with a driver of our choice, with η = 0.05, and with the losses of some
-    other w.
-    """
+    """Run one round with the given driver, η = 0.05, and the losses of another w."""
     with pytest.MonkeyPatch.context() as patch:
         for name in DRIVERS:
             patch.setattr(kernels, name, DRIVERS[driver])
@@ -64,9 +62,7 @@ def shards_around_blocks(case: Problem) -> Shards:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("features", [1, 3, 8, 33, 130])
-def test_both_drivers_give_the_same_bits_with_any_number_of_threads(
-    name: str, features: int
-) -> None:
+def test_drivers_and_threads_same_bits(name: str, features: int) -> None:
     case = problem(name, seed=features, samples=sum(SIZES), features=features)
     shards = shards_around_blocks(case)
     indices = BatchIndices.whole(len(shards), updates=3)
@@ -79,9 +75,8 @@ def test_both_drivers_give_the_same_bits_with_any_number_of_threads(
 
 
 @pytest.mark.parametrize("batch", [1, 100, 300])
-def test_both_drivers_give_the_same_bits_on_mini_batches_and_from_different_w(
-    batch: int,
-) -> None:
+def test_drivers_same_bits_on_batches(batch: int) -> None:
+    """Also from a different w at each node."""
     case = problem("svm", seed=batch, samples=1600, features=20)
     shards = Shards.of(
         case.table, [np.arange(0, 300), np.arange(300, 900), np.arange(900, 1600)]
@@ -95,31 +90,27 @@ def test_both_drivers_give_the_same_bits_on_mini_batches_and_from_different_w(
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_the_losses_of_another_w_are_those_of_the_first_mini_batch(
-    name: str, driver: str
-) -> None:
+def test_best_losses_use_first_batch(name: str, driver: str) -> None:
     case = problem(name, seed=7, samples=700)
     shards = Shards.of(case.table, [np.arange(0, 250), np.arange(250, 700)])
     indices = Sampler(shards.size, 200, seed=4).round(3)
-    found = run(driver, case, shards, indices, case.start(1)[None])
+    result = run(driver, case, shards, indices, case.start(1)[None])
     other = case.start(99).astype(np.float64)
-    assert found.best_losses is not None
+    assert result.best_losses is not None
     for node in range(2):
         rows = shards.rows_of(node)[indices.of(node, 0, 0)]
-        assert found.best_losses[node] == pytest.approx(
+        assert result.best_losses[node] == pytest.approx(
             case.loss(other, case.x[rows], case.y[rows]), rel=1e-5
         )
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_shift_is_added_to_what_is_stepped_along_and_not_to_the_gradient(
-    name: str, driver: str
-) -> None:
+def test_shift_changes_step_not_gradient(name: str, driver: str) -> None:
     case = problem(name, seed=7, samples=300)
     parts = [np.arange(0, 140), np.arange(140, 300)]
     shift = np.stack([case.start(21), -case.start(22)])
-    found = run(
+    result = run(
         driver,
         case,
         Shards.of(case.table, parts),
@@ -129,56 +120,59 @@ def test_a_shift_is_added_to_what_is_stepped_along_and_not_to_the_gradient(
     )
     for node, gradient in enumerate(case.local(parts)):
         w = case.start(1).astype(np.float64)
-        np.testing.assert_allclose(found.gradients[node], gradient(w), atol=1e-5)
+        np.testing.assert_allclose(result.gradients[node], gradient(w), atol=1e-5)
         for _ in range(4):
             w = w - 0.05 * (gradient(w) + shift[node])
-        np.testing.assert_allclose(found.w[node], w, atol=1e-5)
+        np.testing.assert_allclose(result.w[node], w, atol=1e-5)
 
 
-def test_a_shard_of_many_samples_keeps_its_digits() -> None:
+def test_large_shard_keeps_precision() -> None:
     case = problem(
         "linear", seed=2, samples=300_000, features=2, dtype=np.uint8, regularization=0.0
     )
     model, w = LinearRegression(2), np.array([1.0, -0.5], np.float32)
-    found = model.descend(w[None], Shards.whole(case.table), BatchIndices.whole(1), 0.0)
+    result = model.descend(w[None], Shards.whole(case.table), BatchIndices.whole(1), 0.0)
     exact = w.astype(np.float64)
-    assert found.losses[0] == pytest.approx(case.loss(exact, case.x, case.y), rel=1e-6)
+    assert result.losses[0] == pytest.approx(case.loss(exact, case.x, case.y), rel=1e-6)
     np.testing.assert_allclose(
-        found.gradients[0], case.gradient(exact, case.x, case.y), rtol=1e-5
+        result.gradients[0], case.gradient(exact, case.x, case.y), rtol=1e-5
     )
 
 
-def test_no_step_leaves_w_where_it_was() -> None:
+def test_zero_step_keeps_w() -> None:
     case = problem("svm", seed=0)
     w = case.start(3)
-    found = case.model.descend(
+    result = case.model.descend(
         w[None], Shards.whole(case.table), BatchIndices.whole(1), 0.0
     )
-    np.testing.assert_array_equal(found.w[0], w)
-    assert found.best_losses is None
+    np.testing.assert_array_equal(result.w[0], w)
+    assert result.best_losses is None
 
 
-def test_threads_of_a_new_program_do_not_import_kernels_at_once() -> None:
-    """In a process of its own, in which nothing is imported yet; modules of numba import
-    each other.
-    """
+def test_concurrent_imports_of_kernels() -> None:
+    """Runs in a new process with nothing imported; modules of numba import each other."""
     program = """
 import sys, threading
 from fedbudget.models.compiling import import_kernels
 
-names = ["fedbudget.models.compiled.kernels", "fedbudget.models.compiled.tree_sum", "fedbudget.models.torch.layer_kernels"]
-began, made = threading.Barrier(len(names)), []
+names = [
+    "fedbudget.models.compiled.kernels",
+    "fedbudget.models.compiled.tree_sum",
+    "fedbudget.models.torch.layer_kernels",
+]
+started = threading.Barrier(len(names))
+loaded = []
 
 def load(name):
-    began.wait()
-    made.append(import_kernels(name).__name__)
+    started.wait()
+    loaded.append(import_kernels(name).__name__)
 
 threads = [threading.Thread(target=load, args=(name,)) for name in names]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-sys.exit(sorted(made) != sorted(names))
+sys.exit(sorted(loaded) != sorted(names))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60

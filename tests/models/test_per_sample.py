@@ -1,5 +1,5 @@
-"""Gradients of single samples: by closed forms, by torch.func, and by hand; and what one
-sample can change.
+"""Per-sample gradients: closed forms, torch.func and finite differences; sensitivity to one
+sample.
 """
 
 from typing import Any
@@ -54,8 +54,10 @@ def models() -> list[Model]:
     return [Softmax(FEATURES, CLASSES), SquaredSvm(FEATURES), LinearRegression(FEATURES)]
 
 
-def loss_by_hand(model: Model, w: Float64, x: Float64, y: float) -> float:
-    """Of one sample, from the formula in the model's docstring, without regularization."""
+def sample_loss(model: Model, w: Float64, x: Float64, y: float) -> float:
+    """Loss of one sample from the formula in the model's docstring, without
+    regularization.
+    """
     if isinstance(model, Softmax):
         weights = w.reshape(CLASSES, -1)
         scores = weights[:, :-1] @ x + weights[:, -1]
@@ -68,23 +70,23 @@ def loss_by_hand(model: Model, w: Float64, x: Float64, y: float) -> float:
     )
 
 
-def slopes_by_differences(model: Model, w: Float64, x: Float64, y: float) -> Float64:
+def finite_difference_gradient(model: Model, w: Float64, x: Float64, y: float) -> Float64:
     step = 1e-6 * np.eye(len(w))
     return np.array(
         [
-            (loss_by_hand(model, w + e, x, y) - loss_by_hand(model, w - e, x, y)) / 2e-6
+            (sample_loss(model, w + e, x, y) - sample_loss(model, w - e, x, y)) / 2e-6
             for e in step
         ]
     )
 
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
-def test_closed_forms_are_the_clipped_gradients(model: Model) -> None:
+def test_closed_forms_match_finite_differences(model: Model) -> None:
     table, rows = table_for(model, 12), np.arange(12, dtype=np.int32)
     w = np.random.default_rng(1).standard_normal(model.parameters).astype(np.float32)
     explicit = np.array(
         [
-            slopes_by_differences(
+            finite_difference_gradient(
                 model, w.astype(float), table.x[row].astype(float), float(table.y[row])
             )
             for row in rows
@@ -104,8 +106,8 @@ def test_closed_forms_are_the_clipped_gradients(model: Model) -> None:
         )
 
 
-def test_any_model_can_be_asked_sample_by_sample() -> None:
-    """A function of a person's own gives the same as the built-in model that it is."""
+def test_function_model_matches_builtin_model() -> None:
+    """A custom function has the same clipped sum as the equal built-in model."""
 
     def squares(w: Float32, x: Float32, y: Float32) -> tuple[float, Any]:
         errors = x @ w - y
@@ -123,12 +125,12 @@ def test_any_model_can_be_asked_sample_by_sample() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_modules_at_once_are_as_one_after_the_other(name: str) -> None:
+def test_vectorized_gradients_match_sequential_gradients(name: str) -> None:
     torch = pytest.importorskip("torch")
     from fedbudget.models.torch.model import TorchModel
 
     nn = torch.nn
-    made = {
+    networks = {
         "mlp": lambda: nn.Sequential(nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, CLASSES)),
         "cnn": lambda: nn.Sequential(
             nn.Unflatten(1, (1, 4, 4)),
@@ -138,18 +140,25 @@ def test_modules_at_once_are_as_one_after_the_other(name: str) -> None:
             nn.Linear(12, CLASSES),
         ),
     }
-    model, rng = TorchModel(made[name], target="classes"), np.random.default_rng(0)
+    model, rng = TorchModel(networks[name], target="classes"), np.random.default_rng(0)
     table = Table(
         rng.standard_normal((20, 16)).astype(np.float32),
         rng.integers(0, CLASSES, 20).astype(np.float32),
     )
     w, rows = model.initial(3), np.arange(20, dtype=np.int32)
-    found = sample_gradients(model, w, table, rows)
-    assert isinstance(found, per_sample.GradientRows)
-    assert found.rows == pytest.approx(
+    result = sample_gradients(model, w, table, rows)
+    assert isinstance(result, per_sample.GradientRows)
+    assert result.rows == pytest.approx(
         gradients_in_turn(model, w, table, rows).rows, abs=1e-6
     )
-    assert len(np.unique(found.lengths)) == 20
+    assert len(np.unique(result.lengths)) == 20
+
+
+def effect_of_sample_4(model: Model, w: Float32, table: Table, clip: float) -> Any:
+    """Difference that sample 4 of 9 makes to the clipped sum."""
+    others = np.array([0, 1, 2, 3, 5, 6, 7, 8], np.int32)
+    whole = clipped_sum(model, w, table, np.arange(9, dtype=np.int32), clip)
+    return whole - clipped_sum(model, w, table, others, clip)
 
 
 @settings(max_examples=60, deadline=None)
@@ -160,42 +169,33 @@ def test_modules_at_once_are_as_one_after_the_other(name: str) -> None:
     clip=st.floats(1e-3, 1e3),
     seed=st.integers(0, 1000),
 )
-def test_one_sample_changes_the_sum_by_no_more_than_the_clip(
+def test_clip_bounds_one_samples_effect(
     which: int, odd: list[float], target: float, clip: float, seed: int
 ) -> None:
-    """Whatever its features are: huge, tiny or no numbers."""
+    """For any features of that sample: huge, tiny or not a number."""
     model = models()[which]
     table = table_for(model, 9, seed)
     table.x[4], table.y[4] = odd, target if model.target == "classes" else 2 * target - 1
     w = np.random.default_rng(seed).standard_normal(model.parameters).astype(np.float32)
-    everyone, others = (
-        np.arange(9, dtype=np.int32),
-        np.array([0, 1, 2, 3, 5, 6, 7, 8], np.int32),
-    )
-    change = clipped_sum(model, w, table, everyone, clip) - clipped_sum(
-        model, w, table, others, clip
-    )
+    change = effect_of_sample_4(model, w, table, clip)
     assert np.isfinite(change).all()
     assert np.linalg.norm(change) <= clip
 
 
-def test_one_sample_of_a_module_changes_the_sum_by_no_more_than_the_clip() -> None:
+def test_clip_bounds_effect_with_module() -> None:
     torch = pytest.importorskip("torch")
     from fedbudget.models.torch.model import TorchModel
 
     model = TorchModel(lambda: torch.nn.Linear(FEATURES, CLASSES), target="classes")
     table = table_for(Softmax(FEATURES, CLASSES), 9)
-    w, others = model.initial(0), np.array([0, 1, 2, 3, 5, 6, 7, 8], np.int32)
+    w = model.initial(0)
     for odd in EXTREMES:
         table = Table(table.x.copy(), table.y)
         table.x[4] = odd
-        change = clipped_sum(
-            model, w, table, np.arange(9, dtype=np.int32), 0.3
-        ) - clipped_sum(model, w, table, others, 0.3)
-        assert np.linalg.norm(change) <= 0.3
+        assert np.linalg.norm(effect_of_sample_4(model, w, table, 0.3)) <= 0.3
 
 
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Softmax(FEATURES, CLASSES)
     table, rows = table_for(model, 50), np.arange(50, dtype=np.int32)
     w = np.ones(model.parameters, np.float32)
@@ -204,7 +204,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clipped_sum(model, w, table, rows, 0.5) == pytest.approx(whole, abs=1e-12)
 
 
-def test_models_whose_samples_are_mixed_are_refused() -> None:
+def test_models_mixing_samples_are_rejected() -> None:
     torch = pytest.importorskip("torch")
     from fedbudget.models.torch.model import TorchModel
 

@@ -1,5 +1,5 @@
-"""Built-in models where numba is not installed: the same numbers to rounding, and a whole
-run without what is heavy.
+"""Built-in models without numba: the same numbers up to rounding, and a whole run without
+heavy packages.
 """
 
 import subprocess
@@ -14,7 +14,7 @@ import pytest
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models import base
-from support.hidden import without
+from support.hidden import without_packages
 from support.problems import MODELS, problem
 
 
@@ -23,15 +23,15 @@ def assert_close(ours: Any, theirs: Any) -> None:
 
 
 @pytest.fixture
-def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def numpy_only(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(base, "compiled_kernels", lambda: None)
     return monkeypatch
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("batch", [None, 7])
-def test_updates_losses_and_accuracy_are_those_of_the_kernels(
-    name: str, batch: int | None, numpy_alone: pytest.MonkeyPatch
+def test_numpy_matches_compiled_kernels(
+    name: str, batch: int | None, numpy_only: pytest.MonkeyPatch
 ) -> None:
     case = problem(name, seed=3, samples=2600, features=9, dtype=np.uint8)
     shards = Shards.of(
@@ -45,28 +45,28 @@ def test_updates_losses_and_accuracy_are_those_of_the_kernels(
     w, best = np.stack([case.start(node) for node in range(3)]), case.start(9)
     shift = 0.1 * np.stack([case.start(node + 20) for node in range(3)])
 
-    def all_figures() -> list[object]:
-        made = case.model.descend(w, shards, indices, 0.05, best, shift)
+    def all_values() -> list[object]:
+        descent = case.model.descend(w, shards, indices, 0.05, best, shift)
         losses = case.model.losses(best[None], shards, indices)
         accuracy = case.model.accuracy(best, case.table)
         return [
-            made.w,
-            made.losses,
-            made.gradients,
-            made.best_losses,
+            descent.w,
+            descent.losses,
+            descent.gradients,
+            descent.best_losses,
             losses,
             accuracy or 0.0,
         ]
 
-    ours = all_figures()
-    numpy_alone.undo()
-    for mine, theirs in zip(ours, all_figures(), strict=True):
+    ours = all_values()
+    numpy_only.undo()
+    for mine, theirs in zip(ours, all_values(), strict=True):
         assert_close(mine, theirs)
 
 
 def without_heavy(code: str, folder: Path) -> str:
-    """What a program prints in a process in which nothing heavy is installed."""
-    program = [sys.executable, "-c", without(dedent(code))]
+    """Run a program without the heavy packages and return its output."""
+    program = [sys.executable, "-c", without_packages(dedent(code))]
     done = subprocess.run(
         program, capture_output=True, text=True, cwd=folder, timeout=300, check=False
     )
@@ -82,7 +82,7 @@ def without_heavy(code: str, folder: Path) -> str:
         pytest.param("kmeans", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_comes_to_the_same_model(model: str, tmp_path: Path) -> None:
+def test_run_reaches_same_model(model: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     y = rng.integers(0, 2, 90)
     x = (rng.normal(size=(90, 6)) + 2 * y[:, None]).astype(np.float32)
@@ -90,8 +90,8 @@ def test_a_run_comes_to_the_same_model(model: str, tmp_path: Path) -> None:
     code = f"""
     import sys, numpy, fedbudget
     result = fedbudget.train(
-        model={model!r}, dataset="all.npz", nodes=3, method="frugal", tau=4, step_size=0.05, rounds=8, out={{out!r}},
-        budget="time=1h", costs="simulated",
+        model={model!r}, dataset="all.npz", nodes=3, method="frugal", tau=4, step_size=0.05,
+        rounds=8, out={{out!r}}, budget="time=1h", costs="simulated",
     )
     numpy.save({{out!r}} + ".npy", result.w)
     """

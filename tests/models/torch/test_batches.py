@@ -1,6 +1,6 @@
-"""What a PyTorch model learns from besides rows of real numbers: whole numbers, several
-inputs, samples of any length, Datasets with transforms, with workers or without; and mixed
-precision."""
+"""Inputs of PyTorch models: integers, several inputs, sequences, Datasets with transforms
+and workers, and mixed precision.
+"""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ WORDS, CLASSES = 20, 3
 
 
 class TextClassifier(nn.Module):
-    """Embedding, attention over the words that are there, and scores."""
+    """Embedding, attention over the tokens that are present, and scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,18 +44,16 @@ class TextClassifier(nn.Module):
 
 
 def texts(count: int, seed: int) -> list[tuple[list[int], int]]:
-    """Token ids of different lengths; the class is which of the first words comes the most
-    often.
-    """
+    """Token ids of different lengths. The class is the most frequent of the first words."""
     rng = np.random.default_rng(seed)
-    found = []
+    samples = []
     for _ in range(count):
         label = int(rng.integers(CLASSES))
         length = int(rng.integers(3, 12))
         tokens = rng.integers(CLASSES + 1, WORDS, length)
         tokens[: 1 + length // 3] = label + 1
-        found.append((rng.permutation(tokens).tolist(), label))
-    return found
+        samples.append((rng.permutation(tokens).tolist(), label))
+    return samples
 
 
 def collate(samples: list[tuple[list[int], int]]) -> tuple[dict[str, Tensor], Tensor]:
@@ -66,9 +64,7 @@ def collate(samples: list[tuple[list[int], int]]) -> tuple[dict[str, Tensor], Te
 
 
 class TestText:
-    def test_a_classifier_with_attention_learns_from_token_ids_of_different_lengths(
-        self,
-    ) -> None:
+    def test_attention_learns_variable_lengths(self) -> None:
         model = TorchModel(TextClassifier, collate=collate)
         shards = [texts(120, seed) for seed in range(3)]
         result = fedbudget.train(
@@ -83,25 +79,25 @@ class TestText:
                 module(**inputs).argmax(dim=1) == y
             ).double().mean().item() == result.accuracy
 
-    def test_the_loss_of_a_mini_batch_is_that_of_its_samples(self) -> None:
+    def test_batch_loss_matches_samples(self) -> None:
         model = TorchModel(TextClassifier, collate=collate)
         dataset = from_shards([texts(10, 0), texts(14, 1)], None)
         shards = Shards.of(
             dataset.table(dataset.train, model.target), [np.arange(10), np.arange(10, 24)]
         )
         indices = Sampler(shards.size, 4, seed=0).round(1)
-        found = model.losses(model.initial(0)[None], shards, indices)
+        result = model.losses(model.initial(0)[None], shards, indices)
         module, samples = model.trained(model.initial(0)), [*texts(10, 0), *texts(14, 1)]
         for node in range(2):
             rows = shards.rows_of(node)[indices.of(node, 0, 0)]
             inputs, y = collate([samples[row] for row in rows])
             with torch.no_grad():
                 expected = nn.functional.cross_entropy(module.train()(**inputs), y).item()
-            assert found[node] == pytest.approx(expected, rel=1e-5)
+            assert result[node] == pytest.approx(expected, rel=1e-5)
 
 
-class TestWholeNumbers:
-    def test_arrays_of_them_reach_the_module_as_such(self) -> None:
+class TestIntegers:
+    def test_module_receives_integers(self) -> None:
         module = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
         x = np.random.default_rng(0).integers(0, 9, (40, 3))
         y = (x[:, 0] > 4).astype(np.int64)
@@ -115,23 +111,27 @@ class TestWholeNumbers:
             ).item()
         assert result.loss == pytest.approx(expected, rel=1e-5)
 
-    def test_pixels_and_real_numbers_are_real(self) -> None:
+    def test_input_dtypes(self) -> None:
+        """Pixels and floats arrive as float32, other integers as int64."""
         kinds = []
 
-        class Sees(nn.Linear):
+        class RecordsDtype(nn.Linear):
             def forward(self, x: Tensor) -> Tensor:
                 kinds.append(x.dtype)
                 return super().forward(x)
 
         for x in (np.ones((4, 2), np.uint8), np.ones((4, 2)), np.ones((4, 2), np.int16)):
-            dataset, model = from_shards([(x, [0, 1, 0, 1])], None), TorchModel(Sees(2, 2))
+            dataset, model = (
+                from_shards([(x, [0, 1, 0, 1])], None),
+                TorchModel(RecordsDtype(2, 2)),
+            )
             try:
                 model.accuracy(model.initial(0), dataset.table(dataset.train, model.target))
-            except RuntimeError:  # a linear layer takes no whole numbers
+            except RuntimeError:  # a linear layer accepts no integers
                 assert x.dtype == np.int16
         assert kinds == [torch.float32, torch.float32, torch.int64]
 
-    def test_models_of_real_numbers_take_them_as_before(self) -> None:
+    def test_builtin_models_convert_to_float(self) -> None:
         x = np.random.default_rng(0).integers(0, 9, (40, 3))
         y = (x[:, 0] > 4).astype(np.int64)
         whole, real = (
@@ -142,7 +142,7 @@ class TestWholeNumbers:
 
 
 class Two(nn.Module):
-    """Adds the scores of two inputs, with an argument for each."""
+    """Adds the scores of two inputs, one argument each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class TestSeveralInputs:
         "kind",
         ["tuple of arrays", "mapping of arrays", "tuples", "nested", "mappings", "dataset"],
     )
-    def test_each_is_an_argument(self, kind: str) -> None:
+    def test_inputs_become_arguments(self, kind: str) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             module = Two()
@@ -195,8 +195,8 @@ class TestSeveralInputs:
         assert result.loss == pytest.approx(expected, rel=1e-5)
         assert result.accuracy == (output.argmax(dim=1).numpy() == self.Y).mean()
 
-    def test_the_same_numbers_give_the_same_run_however_they_are_given(self) -> None:
-        """With one input, too: rows of arrays, and the same samples one by one."""
+    def test_arrays_and_samples_same_run(self) -> None:
+        """Arrays of rows and the same samples one by one."""
         results = [
             fedbudget.train(
                 model=network(), shards=[shard, shard], budget="time=1s", batch_size=10
@@ -207,9 +207,7 @@ class TestSeveralInputs:
 
 
 class Noisy(Dataset[Any]):
-    """Samples with noise that a transform adds, from each of the generators that transforms
-    draw from.
-    """
+    """Samples with noise from each random generator that transforms may use."""
 
     def __init__(self, reads: list[int] | None = None) -> None:
         data = table(samples=90)
@@ -227,7 +225,7 @@ class Noisy(Dataset[Any]):
 
 
 class TestDatasets:
-    def test_samples_are_read_as_mini_batches_need_them(self) -> None:
+    def test_samples_are_read_on_demand(self) -> None:
         reads: list[int] = []
         model, dataset = TorchModel(network()), from_shards([Noisy(reads)], None)
         shards = Shards.whole(dataset.table(dataset.train, model.target))
@@ -236,11 +234,11 @@ class TestDatasets:
         model.descend(model.initial(0)[None], shards, indices, 0.1)
         assert reads == indices.positions.reshape(-1).tolist()
 
-    def test_workers_change_nothing_nor_does_what_was_drawn_before(self) -> None:
-        """What transforms draw follows from the mini-batch, and leaves the program's own
-        random numbers.
+    def test_workers_do_not_change_results(self) -> None:
+        """Random numbers of transforms depend only on the mini-batch, and the program's
+        random state stays unchanged.
         """
-        found = []
+        actual = []
         for workers in (0, 2):
             random.seed(workers)
             np.random.seed(workers)  # noqa: NPY002
@@ -254,18 +252,16 @@ class TestDatasets:
                 budget="time=0.5s",
                 batch_size=5,
             )
-            found.append(result.w.tobytes())
+            actual.append(result.w.tobytes())
             assert _random_states() == before
-        assert found[0] == found[1]
+        assert actual[0] == actual[1]
 
     @pytest.mark.parametrize("workers", [0, 2])
-    def test_what_transforms_draw_is_the_same_where_a_shard_is_alone(
-        self, workers: int
-    ) -> None:
+    def test_transforms_independent_of_fleet(self, workers: int) -> None:
         model = TorchModel(network(), workers=workers)
 
         def last_of(count: int) -> Any:
-            """w of the last of so many nodes, each with all samples."""
+            """w of the last of `count` nodes that each hold all samples."""
             dataset = from_shards([Noisy()] * count, None)
             rows = np.split(np.arange(90 * count), count)
             shards = Shards.of(dataset.table(dataset.train, model.target), rows)
@@ -278,7 +274,7 @@ class TestDatasets:
 
         np.testing.assert_array_equal(last_of(1), last_of(2))
 
-    def test_they_are_given_to_nodes_by_their_classes(self) -> None:
+    def test_dataset_is_partitioned_by_class(self) -> None:
         model = TorchModel(network())
         result = fedbudget.train(
             model=model, dataset=Noisy(), test=Noisy(), nodes=3, case=2, budget="time=4s"
@@ -288,7 +284,7 @@ class TestDatasets:
 
 
 def _random_states() -> list[Any]:
-    """Of all generators that a program draws from without making one."""
+    """States of all global random generators."""
     numpy: Any = np.random.get_state()  # noqa: NPY002
     return [random.getstate(), numpy[1].tolist(), torch.random.get_rng_state().tolist()]
 
@@ -303,10 +299,7 @@ class TestRefused:
         ("shard", "message"),
         [
             ([], "shard 0 has no samples"),
-            (
-                Endless(),
-                "shard 0 has no length; mini-batches need a map-style Dataset",
-            ),
+            (Endless(), "shard 0 has no length; mini-batches need a map-style Dataset"),
             (np.zeros((3, 2)), "shard 0 must be .* a Dataset or a list, not a ndarray"),
             ("file.csv", "shard 0 must be .* not a str"),
             (
@@ -329,11 +322,11 @@ class TestRefused:
             ),
         ],
     )
-    def test_in_words(self, shard: Any, message: str) -> None:
+    def test_invalid_shards(self, shard: Any, message: str) -> None:
         with pytest.raises(UserError, match=message):
             fedbudget.train(model=network(), shards=[shard], budget="time=1s")
 
-    def test_a_model_that_is_no_module_needs_arrays(self) -> None:
+    def test_builtin_models_need_arrays(self) -> None:
         with pytest.raises(
             UserError, match="only a PyTorch model accepts samples that are read one by one"
         ):
@@ -341,10 +334,10 @@ class TestRefused:
 
 
 class TestAutocast:
-    def test_it_computes_in_bfloat16_and_keeps_parameters_in_float32(self) -> None:
+    def test_bfloat16_outputs_float32_parameters(self) -> None:
         kinds = set()
 
-        class Tells(nn.Linear):
+        class RecordsDtype(nn.Linear):
             def forward(self, x: Tensor) -> Tensor:
                 output = super().forward(x)
                 kinds.add(output.dtype)
@@ -354,7 +347,7 @@ class TestAutocast:
         shards, results = three_nodes(data), {}
         for autocast in (False, True):
             model = TorchModel(
-                lambda: nn.Sequential(Tells(5, 7), nn.Tanh(), nn.Linear(7, 3)),
+                lambda: nn.Sequential(RecordsDtype(5, 7), nn.Tanh(), nn.Linear(7, 3)),
                 autocast=autocast,
             )
             w = random_w(model, 0)
@@ -363,12 +356,11 @@ class TestAutocast:
             )
         assert kinds == {torch.float32, torch.bfloat16}
         assert not np.array_equal(results[True].w, results[False].w)
-        np.testing.assert_allclose(
-            results[True].w, results[False].w, atol=0.02
-        )  # bfloat16 has 8 bits
+        # bfloat16 has 8 bits.
+        np.testing.assert_allclose(results[True].w, results[False].w, atol=0.02)
         np.testing.assert_allclose(results[True].losses, results[False].losses, rtol=0.02)
 
-    def test_a_convolutional_network_learns_with_it(self) -> None:
+    def test_convolutional_network_learns(self) -> None:
         def make() -> nn.Module:
             return nn.Sequential(
                 nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10)
@@ -381,8 +373,8 @@ class TestAutocast:
         assert result.accuracy > 0.8
 
 
-def test_an_output_with_logits_is_taken_as_these() -> None:
-    """As models of transformers give it."""
+def test_output_with_logits() -> None:
+    """Models of transformers return such an object."""
 
     class Output:
         def __init__(self, logits: Tensor) -> None:

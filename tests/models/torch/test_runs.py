@@ -1,5 +1,5 @@
-"""PyTorch models in runs: where they start, what they end as, their figures, and life
-without PyTorch.
+"""PyTorch models in runs: initial and trained parameters, metrics, and a program without
+PyTorch.
 """
 
 import copy
@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,14 @@ from support.networks import by_autograd, flat, network, random_w, table
 
 
 class TestFlatStart:
-    """PyTorch's own first weights make the output of several layers nearly the same for all
+    """With PyTorch's default weights, a deep network returns nearly the same output for all
     samples.
     """
 
     @pytest.mark.parametrize("partition", ["dirichlet:0.5", "labels:2"])
-    def test_a_network_of_five_layers_is_trained(self, partition: str) -> None:
-        """With steps as long as a flat start allows it would die, and tell all classes
-        alike: log 10 = 2.30.
+    def test_five_layer_network_is_trained(self, partition: str) -> None:
+        """Too long first steps would leave a loss of log 10 = 2.30: the same scores for all
+        classes.
         """
         torch.manual_seed(0)
         layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, 48), nn.ReLU()]
@@ -47,14 +48,14 @@ class TestFlatStart:
 
 
 class TestStart:
-    def test_a_module_starts_from_its_own_parameters_whatever_the_seed(self) -> None:
+    def test_module_ignores_the_seed(self) -> None:
         module = network()
         model = TorchModel(module)
         own = flat(list(module.parameters()))
         assert np.array_equal(model.initial(0), own)
         assert np.array_equal(model.initial(7), own)
 
-    def test_a_function_starts_from_other_ones_for_each_seed(self) -> None:
+    def test_factory_depends_on_seed(self) -> None:
         before = torch.random.get_rng_state()
         model = TorchModel(lambda: nn.Linear(5, 3))
         first, again, other = (model.initial(seed) for seed in (1, 1, 2))
@@ -65,7 +66,7 @@ class TestStart:
             torch.manual_seed(1)
             assert np.array_equal(first, flat(list(nn.Linear(5, 3).parameters())))
 
-    def test_nobody_can_change_it(self) -> None:
+    def test_initial_returns_a_copy(self) -> None:
         model = TorchModel(network())
         start = model.initial(0)
         model.initial(0)[:] = 7
@@ -74,7 +75,7 @@ class TestStart:
 
 
 class TestTrained:
-    def test_a_module_that_was_given_is_not_changed(self) -> None:
+    def test_given_module_is_not_changed(self) -> None:
         module = network()
         before, data = copy.deepcopy(module.state_dict()), table()
         model = TorchModel(module)
@@ -88,7 +89,7 @@ class TestTrained:
         assert all(parameter.grad is None for parameter in module.parameters())
         assert module.training
 
-    def test_outputs_are_those_of_w_by_hand(self) -> None:
+    def test_outputs_match_hand_computation(self) -> None:
         model, data = TorchModel(network()), table()
         w = random_w(model, 4)
         first, hidden, second, last = np.split(w, [35, 42, 63])  # 5 x 7, 7, 7 x 3, 3
@@ -102,7 +103,7 @@ class TestTrained:
             )
         assert not module.training
 
-    def test_it_belongs_to_who_asked_for_it(self) -> None:
+    def test_trained_modules_are_independent(self) -> None:
         model, data = TorchModel(network()), table()
         w = random_w(model, 4)
         kept = w.copy()
@@ -118,7 +119,7 @@ class TestTrained:
         model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
         assert all((parameter == 3.0).all() for parameter in one.parameters())
 
-    def test_it_can_be_trained_on_and_saved_as_any_module(self, tmp_path: Path) -> None:
+    def test_trained_module_trains_and_saves(self, tmp_path: Path) -> None:
         model, data = TorchModel(network()), table()
         module = model.trained(random_w(model, 4))
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -135,8 +136,8 @@ class TestTrained:
         assert by_autograd(again, data, np.arange(60))[0] == pytest.approx(after)
 
 
-class TestFigures:
-    def test_accuracy_is_the_share_of_right_classes(self) -> None:
+class TestMetrics:
+    def test_accuracy_of_classes(self) -> None:
         x = np.eye(3, dtype=np.float32)[[0, 1, 2, 2]]  # the identity predicts 0, 1, 2, 2
         model = TorchModel(nn.Linear(3, 3, bias=False))
         right = model.accuracy(
@@ -146,9 +147,7 @@ class TestFigures:
         assert right == 0.75
 
     @pytest.mark.parametrize("columns", [1, 0])
-    def test_accuracy_of_plus_and_minus_one_is_the_share_of_right_signs(
-        self, columns: int
-    ) -> None:
+    def test_binary_accuracy_by_sign(self, columns: int) -> None:
         module: nn.Module = nn.Linear(1, 1, bias=False)
         if columns == 0:
             module = nn.Sequential(module, nn.Flatten(0))
@@ -164,7 +163,7 @@ class TestFigures:
             np.log1p(np.exp(-margins)).mean(), rel=1e-6
         )
 
-    def test_real_targets_have_no_accuracy_but_one_that_is_given(self) -> None:
+    def test_real_target_needs_custom_accuracy(self) -> None:
         data = table()
         without = TorchModel(nn.Linear(5, 1), target="real")
         assert without.accuracy(without.initial(0), data) is None
@@ -173,7 +172,7 @@ class TestFigures:
         )
         assert given.accuracy(given.initial(0), data) == 0.25
 
-    def test_metrics_are_in_the_result_and_in_its_json(self) -> None:
+    def test_custom_metrics_in_result(self) -> None:
         def errors(output: Tensor, y: Tensor) -> Tensor:
             return (output.argmax(dim=1) != y).sum()
 
@@ -183,12 +182,11 @@ class TestFigures:
         )
         result = fedbudget.train(model=model, dataset="digits", budget="time=1s")
         assert result.accuracy is not None
-        assert result.metrics["errors"] == round(
-            360 * (1 - result.accuracy)
-        )  # of 360 test samples
+        test_samples = 360
+        assert result.metrics["errors"] == round(test_samples * (1 - result.accuracy))
         assert json.loads(json.dumps(result.to_json()))["metrics"] == dict(result.metrics)
 
-    def test_accuracy_can_be_replaced(self) -> None:
+    def test_custom_accuracy_replaces_default(self) -> None:
         def of_zeros(output: Tensor, y: Tensor) -> Tensor:
             return (output[y == 0].argmax(dim=1) == 0).double().mean()
 
@@ -211,9 +209,9 @@ class TestFigures:
         assert own.accuracy != usual.accuracy
         assert own.rounds[-1].accuracy == own.accuracy
 
-    def test_a_column_of_outputs_is_compared_with_its_targets_one_by_one(self) -> None:
-        """[n, 1] - [n] would be [n, n]: with y = x the error is 0 only when each output
-        meets its own target.
+    def test_output_column_matches_target_vector(self) -> None:
+        """[n, 1] - [n] would be [n, n]. With y = x, the error is 0 only if each output is
+        compared with its own target.
         """
         x = np.arange(4, dtype=np.float32)[:, None]
         data = Table(x, x[:, 0].copy())
@@ -226,45 +224,44 @@ class TestFigures:
         assert model.metrics(np.ones(1, np.float32), data) == {"error": 0}
 
     @pytest.mark.parametrize(
-        ("loss", "found"),
+        ("loss", "returned"),
         [
             (lambda output, y: F.cross_entropy(output, y, reduction="none"), r"\(60,\)"),
             (lambda output, y: F.cross_entropy(output, y)[None], r"\(1,\)"),
             (lambda output, y: F.cross_entropy(output, y).item(), "float"),
         ],
     )
-    def test_a_loss_that_is_not_one_number_is_refused(self, loss: Any, found: str) -> None:
+    def test_loss_must_be_one_number(self, loss: Any, returned: str) -> None:
         model = TorchModel(nn.Linear(5, 3), loss=loss)
         with pytest.raises(
             UserError,
-            match=f"linear's loss must be a tensor of one number, .*, not {found}",
+            match=f"linear's loss must be a tensor of one number, .*, not {returned}",
         ):
             model.descend(
                 model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1), 0.1
             )
 
     @pytest.mark.parametrize("target", ["binary", "none"])
-    def test_where_no_loss_is_usual_one_must_be_given(self, target: Any) -> None:
+    def test_target_without_default_loss(self, target: Any) -> None:
         with pytest.raises(
             UserError, match=f"TorchModel needs a loss for target '{target}'"
         ):
             TorchModel(nn.Linear(5, 1), target=target)
 
     @pytest.mark.parametrize("device", ["abacus", "cuda:77", "meta"])
-    def test_a_device_that_is_not_here_is_refused_in_one_line(self, device: str) -> None:
+    def test_unavailable_device_is_rejected(self, device: str) -> None:
         with pytest.raises(UserError, match=f"device '{device}' cannot be used") as error:
             TorchModel(nn.Linear(5, 3), device=device)
         assert "\n" not in str(error.value)
 
-    def test_it_is_named_after_its_module_or_as_one_likes(self) -> None:
+    def test_model_name(self) -> None:
         assert TorchModel(nn.Linear(5, 3)).name == "linear"
         assert TorchModel(network, name="mine").name == "mine"
 
 
 class TestRuns:
-    def test_a_small_network_learns_digits_from_nodes_with_one_or_two_of_them_each(
-        self,
-    ) -> None:
+    def test_network_learns_from_case_2(self) -> None:
+        """Each node holds one or two of the ten digits."""
         model = TorchModel(
             lambda: nn.Sequential(
                 nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
@@ -285,11 +282,11 @@ class TestRuns:
         )
         assert (predicted == digits.test.labels).mean() == pytest.approx(result.accuracy)
 
-    def test_a_comparison_trains_the_network_of_the_catalogue(self) -> None:
+    def test_compare_trains_catalogue_network(self) -> None:
         settings = Settings(
             model="cnn", dataset="digits", budget=("time=0.5s",), step_size=0.05, phi=5e-5
         )
-        (found,) = compare(settings, cases=[2], taus=[5], seeds=[1])
+        (result,) = compare(settings, cases=[2], taus=[5], seeds=[1])
         alone = fedbudget.train(
             model="cnn",
             dataset="digits",
@@ -300,19 +297,18 @@ class TestRuns:
             tau=5,
             seed=1,
         )
-        assert (found.fixed[0].loss, found.fixed[0].accuracy) == (
+        assert (result.fixed[0].loss, result.fixed[0].accuracy) == (
             alone.loss,
             alone.accuracy,
         )
-        assert found.adaptive.loss < 3.0
+        assert result.adaptive.loss < 3.0
 
 
 class TestWithoutPyTorch:
     INSTALL = "needs PyTorch; install it with: pip install 'fedbudget[torch]'"
 
-    def test_the_network_is_refused_with_how_to_get_it_and_the_rest_works(
-        self, tmp_path: Path
-    ) -> None:
+    def test_network_error_names_the_extra(self, tmp_path: Path) -> None:
+        """Models that do not need PyTorch still run."""
         done = _python(
             """
             import sys
@@ -321,7 +317,9 @@ class TestWithoutPyTorch:
             class WithoutTorch(PathFinder):
                 @classmethod
                 def find_spec(cls, name, path=None, target=None):
-                    return None if name.partition(".")[0] == "torch" else PathFinder.find_spec(name, path, target)
+                    if name.partition(".")[0] == "torch":
+                        return None
+                    return PathFinder.find_spec(name, path, target)
 
             sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutTorch
             from fedbudget.cli.main import main
@@ -352,11 +350,12 @@ class TestWithoutPyTorch:
     @pytest.mark.parametrize(
         "code",
         [
-            "import fedbudget, fedbudget.models, fedbudget.models.catalogue, fedbudget.api, fedbudget.cli.main",
+            "import fedbudget, fedbudget.models, fedbudget.models.catalogue, "
+            "fedbudget.api, fedbudget.cli.main",
             "import fedbudget; fedbudget.train(budget='time=0.5s')",
         ],
     )
-    def test_nothing_imports_it_until_it_is_needed(self, tmp_path: Path, code: str) -> None:
+    def test_torch_is_imported_lazily(self, tmp_path: Path, code: str) -> None:
         assert (
             _python(f"{code}\nimport sys; print('torch' in sys.modules)", tmp_path).stdout
             == "False\n"
@@ -364,8 +363,6 @@ class TestWithoutPyTorch:
 
 
 def _python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    from textwrap import dedent
-
     return subprocess.run(
         [sys.executable, "-c", dedent(code)],
         capture_output=True,

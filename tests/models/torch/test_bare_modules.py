@@ -1,5 +1,5 @@
-"""A PyTorch module as it is, given to `train`: its loss, the weights of classes, and what
-of it is sent.
+"""PyTorch modules passed to `train`: default loss, class weights, and the parameters that
+are sent.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ X = RNG.normal(size=(120, 5)).astype(np.float32)
 
 
 class Digits(nn.Module):
-    """A network of two layers for digits; the first can be frozen."""
+    """A two-layer network for digits. The first layer can be frozen."""
 
     def __init__(self, *, frozen: bool = False) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Digits(nn.Module):
 
 
 class WithAdapter(nn.Module):
-    """A frozen layer with a change of low rank beside it, as LoRA has."""
+    """A frozen layer plus a low-rank update, as in LoRA."""
 
     def __init__(self, layer: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class WithAdapter(nn.Module):
 
 
 class TestTrain:
-    def test_a_module_or_its_class_is_trained_as_its_model_would_be(self) -> None:
+    def test_module_and_class_match_torchmodel(self) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(3)
             module = Digits()
@@ -66,7 +66,7 @@ class TestTrain:
         )
         assert made.w.tobytes() == by_class.w.tobytes() != bare.w.tobytes()
 
-    def test_whole_numbers_are_classes_and_have_cross_entropy(self) -> None:
+    def test_integers_use_cross_entropy(self) -> None:
         classes = RNG.integers(0, 3, 120)
         result = fedbudget.train(
             model=network(), shards=[(X, classes)], test=(X, classes), budget="time=0.5s"
@@ -79,7 +79,7 @@ class TestTrain:
         assert result.loss == pytest.approx(expected, rel=1e-5)
         assert result.accuracy is not None
 
-    def test_real_targets_have_the_squared_error(self) -> None:
+    def test_real_targets_use_squared_error(self) -> None:
         y = X[:, 0] - 0.5 * X[:, 1]
         module = nn.Sequential(nn.Linear(5, 1))
         result = fedbudget.train(
@@ -103,7 +103,7 @@ class TestTrain:
             (nn.GRU(64, 10), "returns a tuple; pass a loss that accepts it"),
         ],
     )
-    def test_what_cannot_be_trained_is_refused(self, model: Any, message: str) -> None:
+    def test_untrainable_models_are_rejected(self, model: Any, message: str) -> None:
         if not isinstance(model, nn.Sequential) and isinstance(model, nn.Module):
             model = nn.Sequential(nn.Flatten(), model)
         with pytest.raises(UserError, match=message):
@@ -111,7 +111,7 @@ class TestTrain:
 
 
 class TestClassWeights:
-    def test_a_sample_counts_as_much_as_its_class(self) -> None:
+    def test_samples_are_weighted_by_class(self) -> None:
         weights, data = (0.5, 1.0, 4.0), table()
         model = TorchModel(network(), class_weights=weights)
         w = random_w(model, 0)
@@ -121,11 +121,11 @@ class TestClassWeights:
             return (torch.tensor(weights)[y.long()] * each).mean()
 
         loss, gradient = by_autograd(model.trained(w), data, np.arange(60), by_hand)
-        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
-        assert found.losses[0] == pytest.approx(loss, rel=1e-5)
-        np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
+        result = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
+        assert result.losses[0] == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(result.gradients[0], gradient, atol=1e-6)
 
-    def test_losses_of_parts_add_up_to_that_of_all(self) -> None:
+    def test_losses_of_parts_add_up(self) -> None:
         data = table()
         model = TorchModel(network(), class_weights=(0.5, 1.0, 4.0))
         halves = [
@@ -147,16 +147,14 @@ class TestClassWeights:
             ),
         ],
     )
-    def test_where_they_have_no_meaning_they_are_refused(
-        self, options: Any, message: str
-    ) -> None:
+    def test_invalid_class_weights_are_rejected(self, options: Any, message: str) -> None:
         with pytest.raises(UserError, match=message):
             TorchModel(network(), class_weights=(1.0, 2.0, 3.0), **options)
 
 
 class TestFrozen:
-    def test_only_what_is_trained_is_sent(self) -> None:
-        """Of each round, w to every node and back; what frozen parameters take is nothing."""
+    def test_frozen_parameters_are_not_sent(self) -> None:
+        """Each round sends w to every node and back. Frozen parameters cost no bytes."""
         options: Any = {
             "dataset": "digits",
             "budget": "bytes=1GB",
@@ -169,10 +167,10 @@ class TestFrozen:
         for frozen in (False, True):
             result = fedbudget.train(model=Digits(frozen=frozen), step_size=0.1, **options)
             sent[frozen] = result.spent["bytes"]
-        rounds = 4  # and in the fifth only w, for the final loss
+        rounds = 4  # plus one broadcast of w for the final loss
         assert sent[False] - sent[True] == 3 * 4 * (64 * 32 + 32) * (2 * rounds + 1)
 
-    def test_an_adapter_learns_and_is_all_that_changes(self) -> None:
+    def test_only_the_adapter_changes(self) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             layer = nn.Linear(64, 10)
@@ -184,19 +182,18 @@ class TestFrozen:
         trained = TorchModel(module).trained(result.w)[1]  # type: ignore[index]
         assert torch.equal(trained.layer.weight, layer.weight)
 
-    def test_layers_that_are_set_to_evaluation_stay_so(self) -> None:
+    def test_evaluation_mode_of_layers_is_kept(self) -> None:
+        """A whole module in evaluation mode, as after loading, is trained."""
         module = nn.Sequential(
             nn.Linear(5, 40), nn.Dropout(0.9), nn.Linear(40, 3), nn.Dropout(0.0)
         )
         module[1].eval()
         model, data = TorchModel(module), table()
         w = random_w(model, 0)
-        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
+        result = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
         loss, _ = by_autograd(model.trained(w), data, np.arange(60))
-        assert found.losses[0] == pytest.approx(loss, rel=1e-5)
-        whole = TorchModel(
-            module.eval()
-        )  # as a module is that was loaded to predict: all of it is trained
+        assert result.losses[0] == pytest.approx(loss, rel=1e-5)
+        whole = TorchModel(module.eval())
         assert whole.descend(
             w[None], Shards.whole(data), BatchIndices.whole(1), 0.1
         ).losses[0] != pytest.approx(loss)
@@ -204,9 +201,7 @@ class TestFrozen:
 
 @pytest.mark.parametrize("as_list", [False, True])
 def test_classes_keep_their_numbers(as_list: bool) -> None:
-    """Nodes that have two of a module's three classes, the first not among them; as arrays,
-    or one by one.
-    """
+    """Nodes hold two of the module's three classes, not the first one."""
     seen: set[int] = set()
 
     def loss(output: Tensor, y: Tensor) -> Tensor:
@@ -224,7 +219,7 @@ def test_classes_keep_their_numbers(as_list: bool) -> None:
     assert seen == {1, 2}
 
 
-def test_words_are_numbered() -> None:
+def test_text_labels_are_encoded() -> None:
     x, y = np.eye(4, dtype=np.float32), np.array(["dry", "wet", "dry", "wet"])
     result = fedbudget.train(
         model=nn.Linear(4, 2), shards=[(x, y)], test=(x, y), budget="time=2s"
@@ -232,7 +227,7 @@ def test_words_are_numbered() -> None:
     assert result.accuracy == 1
 
 
-def test_a_mapping_is_no_sequence_of_samples() -> None:
+def test_mapping_as_shard_is_rejected() -> None:
     shard: Any = {"x": np.eye(4), "y": np.arange(4)}
     with pytest.raises(
         UserError, match=r"shard 0 must be \(x, y\), or a sequence of samples .* not a dict"
@@ -240,19 +235,22 @@ def test_a_mapping_is_no_sequence_of_samples() -> None:
         fedbudget.train(model=nn.Linear(4, 4), shards=[shard])
 
 
-class TestWhatCannotBeTrained:
-    def test_a_class_that_needs_arguments_says_which(self) -> None:
-        words = r"WithAdapter cannot be called without arguments: missing a required argument: 'layer'; pass"
-        with pytest.raises(UserError, match=words):
+class TestRejected:
+    def test_class_with_required_arguments(self) -> None:
+        message = (
+            "WithAdapter cannot be called without arguments: "
+            "missing a required argument: 'layer'; pass"
+        )
+        with pytest.raises(UserError, match=message):
             TorchModel(WithAdapter)  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             fedbudget.train(model=WithAdapter, dataset="digits", budget="time=1s")  # type: ignore[arg-type]
 
-    def test_a_loss_by_its_name(self) -> None:
+    def test_loss_given_by_name(self) -> None:
         with pytest.raises(UserError, match=r"a loss is a function of .*, not 'mse'"):
             TorchModel(nn.Linear(5, 1), loss="mse")  # type: ignore[arg-type]
 
-    def test_a_loss_without_a_gradient(self) -> None:
+    def test_loss_without_gradient(self) -> None:
         model = TorchModel(
             nn.Linear(5, 1),
             loss=lambda output, y: F.mse_loss(output, y).detach(),

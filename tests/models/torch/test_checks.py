@@ -1,5 +1,5 @@
-"""A PyTorch module that does not go with the samples: said in one line before the first
-round, and no run changed.
+"""Modules that do not fit the data: one clear line before the first round, and no effect on
+other runs.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ IMAGES = r"samples \[100, 1, 8, 8\]"
 
 
 class Deep(nn.Module):
-    """Layers within layers, of which one is wrong."""
+    """Nested layers with one of the wrong size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class Deep(nn.Module):
         return scores
 
 
-class Gives(nn.Module):
-    """Something else than its ten scores."""
+class ChangedOutput(nn.Module):
+    """Applies a function to its ten scores."""
 
     def __init__(self, change: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -61,17 +61,21 @@ def flattened(*layers: nn.Module) -> nn.Module:
 MISFITS = [
     (
         nn.Linear(10, 3),
-        rf"linear cannot train on digits: given a batch of {IMAGES}, it raised RuntimeError: mat1 and mat2 shapes "
-        r"cannot be multiplied \(800x8 and 10x3\); the module must accept samples \[1, 8, 8\] of 64 numbers each; "
+        rf"linear cannot train on digits: given a batch of {IMAGES}, it raised "
+        rf"RuntimeError: mat1 and mat2 shapes "
+        r"cannot be multiplied \(800x8 and 10x3\); the module must accept samples \[1, 8, "
+        r"8\] of 64 numbers each; "
         r"nn.Flatten\(\) turns them into rows",
     ),
     (
         flattened(nn.Linear(10, 3)),
-        rf"given a batch of {IMAGES}, its layer 1, Linear\(in_features=10, .*\), raised RuntimeError: .* numbers each$",
+        rf"given a batch of {IMAGES}, its layer 1, Linear\(in_features=10, .*\), raised "
+        rf"RuntimeError: .* numbers each$",
     ),
     (
         Deep(),
-        r"its layer body\.2\.1, Linear\(in_features=20, out_features=10, bias=True\), raised RuntimeError",
+        r"its layer body\.2\.1, Linear\(in_features=20, out_features=10, bias=True\), "
+        r"raised RuntimeError",
     ),
     (
         nn.Conv2d(3, 4, 3),
@@ -83,16 +87,19 @@ MISFITS = [
     ),
     (
         flattened(nn.Linear(64, 3)),
-        rf"for a batch of {IMAGES} the module returns \[100, 3\], scores of 3 classes, but there are samples of class 9; "
+        rf"for a batch of {IMAGES} the module returns \[100, 3\], scores of 3 classes, "
+        rf"but there are samples of class 9; "
         "give it 10 outputs, or pass a loss",
     ),
     (
-        Gives(lambda scores: scores[:5]),
-        rf"for a batch of {IMAGES} the module returns \[5, 10\], targets are \[100\] of int64, and the loss raised "
-        r"ValueError: Expected input batch_size \(5\) to match target batch_size \(100\); return one row",
+        ChangedOutput(lambda scores: scores[:5]),
+        rf"for a batch of {IMAGES} the module returns \[5, 10\], targets are \[100\] of "
+        rf"int64, and the loss raised "
+        r"ValueError: Expected input batch_size \(5\) to match target batch_size \(100\); "
+        r"return one row",
     ),
     (
-        Gives(lambda scores: scores[0]),
+        ChangedOutput(lambda scores: scores[0]),
         r"the module returns \(10,\), which are not scores of classes; pass a loss",
     ),
 ]
@@ -103,25 +110,26 @@ class TestTrain:
     @pytest.mark.parametrize(
         "options", [{}, {"nodes": 12, "batch_size": 100}, {"method": "asynchronous"}]
     )
-    def test_misfit_is_said_in_a_line(
+    def test_misfit_is_one_line(
         self, module: nn.Module, message: str, options: Any
     ) -> None:
-        """As well where many nodes are computed at once, which has other errors, and where
-        there is no trial round.
+        """Also with many nodes computed together, which raise other errors, and without a
+        trial round.
         """
         with pytest.raises(UserError, match=message) as error:
             fedbudget.train(model=module, dataset="digits", budget="time=1s", **options)
         assert len(str(error.value).splitlines()) == 1
 
-    def test_a_class_that_only_one_sample_has(self) -> None:
-        """Mini-batches of 10 of 2000 samples would not show it for long."""
+    def test_class_of_one_sample(self) -> None:
+        """Mini-batches of 10 of 2000 samples would rarely contain it."""
         data = table(2000)
         y = data.y.astype(np.int64)
         y[1234] = 7
         rounds: list[int] = []
         with pytest.raises(
             UserError,
-            match="scores of 3 classes, but there are samples of class 7; give it 8 outputs",
+            match="scores of 3 classes, but there are samples of class 7; give it 8 "
+            "outputs",
         ):
             fedbudget.train(
                 model=network(),
@@ -132,7 +140,7 @@ class TestTrain:
             )
         assert rounds == []
 
-    def test_a_class_that_is_only_tested_on(self) -> None:
+    def test_class_only_in_test_data(self) -> None:
         data = table()
         y = data.y.astype(np.int64)
         with pytest.raises(
@@ -149,22 +157,18 @@ class TestTrain:
         ("module", "shape"),
         [(nn.Linear(5, 3), "20, 3"), (nn.Unflatten(1, (5, 1)), "20, 5, 1")],
     )
-    def test_real_targets_beside_outputs_of_another_shape(
-        self, module: nn.Module, shape: str
-    ) -> None:
-        """PyTorch would repeat one beside the other, and give a loss of pairs that do not
-        belong together.
-        """
+    def test_output_shape_must_match_targets(self, module: nn.Module, shape: str) -> None:
+        """PyTorch would broadcast, and compute a loss over wrong pairs."""
         data = table(20)
         module = nn.Sequential(nn.Linear(5, 5), module)
-        message = rf"the module returns \({shape}\), but targets are \(20,\): return one output per target"
+        message = (
+            rf"returns \({shape}\), but targets are \(20,\): return one output per target"
+        )
         with pytest.raises(UserError, match=message):
             fedbudget.train(model=module, shards=[(data.x, data.x[:, 0])], budget="time=1s")
 
-    def test_no_result_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Neither by random numbers that were drawn, nor by running statistics that went
-        on.
-        """
+    def test_check_does_not_change_results(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The check draws no random numbers and changes no running statistics."""
 
         def run() -> bytes:
             with torch.random.fork_rng():
@@ -185,7 +189,7 @@ class TestTrain:
 
 
 class TestRequireFit:
-    def test_buffers_and_random_numbers_stay_as_they_were(self) -> None:
+    def test_buffers_and_random_state_unchanged(self) -> None:
         class Counts(nn.Linear):
             steps: Tensor
 
@@ -209,11 +213,9 @@ class TestRequireFit:
         assert torch.equal(before, torch.random.get_rng_state())
 
     @pytest.mark.parametrize(("batch", "samples"), [(10, 10), (100, 100), (None, 60)])
-    def test_the_batch_is_as_large_as_those_of_training(
-        self, batch: int | None, samples: int
-    ) -> None:
-        """A module may be made for batches of one size; shards that are smaller fill them
-        by repetition.
+    def test_batch_size_equals_training(self, batch: int | None, samples: int) -> None:
+        """A module may need batches of one size; smaller shards fill a batch by
+        repetition.
         """
         seen: list[int] = []
 
@@ -224,20 +226,22 @@ class TestRequireFit:
         TorchModel(network(), loss=loss).require_fit("data", table(60), batch)
         assert seen == [samples]
 
-    def test_a_loss_of_ones_own_may_have_any_classes(self) -> None:
+    def test_custom_loss_allows_any_classes(self) -> None:
         model = TorchModel(
             nn.Linear(5, 2), loss=lambda output, y: (output.sum(dim=1) - y).square().mean()
         )
         model.require_fit("data", table(classes=3), None)
 
-    def test_what_is_no_fault_of_the_module_is_left_as_it_is(self) -> None:
+    def test_other_errors_are_not_caught(self) -> None:
         def loss(output: Tensor, y: Tensor) -> Tensor:
-            raise MemoryError("all of it")
+            raise MemoryError("out of memory")
 
-        with pytest.raises(MemoryError, match="all of it"):
+        with pytest.raises(MemoryError, match="out of memory"):
             TorchModel(network(), loss=loss).require_fit("data", table(), None)
 
-    def test_words_of_pytorch_are_no_names_of_options(self) -> None:
+    def test_pytorch_message_is_not_rewritten(self) -> None:
+        """Backquoted words of PyTorch must not become command line options."""
+
         def loss(output: Tensor, y: Tensor) -> Tensor:
             raise RuntimeError("`weight`\n  is wrong")
 
@@ -247,13 +251,13 @@ class TestRequireFit:
             TorchModel(network(), loss=loss).require_fit("data", table(), None)
         assert "--weight" not in error.value.spelled(lambda name: f"--{name}")
 
-    def test_a_model_that_cannot_tell_is_not_asked(self) -> None:
+    def test_models_without_check_are_accepted(self) -> None:
         data = Table(np.zeros((4, 3), np.float32), np.zeros(4, np.float32))
         require_fit(Softmax(5, 2), "data", data, None)
 
 
-def test_a_node_is_told_the_same() -> None:
-    """Its own samples have a class that none of the first mini-batches would."""
+def test_node_raises_same_error() -> None:
+    """The first mini-batches of the node do not contain its highest class."""
     rng = np.random.default_rng(0)
     labels = np.zeros(300, np.int64)
     labels[250] = 3

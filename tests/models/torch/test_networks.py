@@ -1,4 +1,4 @@
-"""The paper's network: its size by hand, its layers written out again, and how it starts."""
+"""The paper's network: layer sizes, a second implementation, and initial weights."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ class TestLayers:
             (COLOUR, 2048, [(2_400, 32), (25_600, 32), (524_288, 256), (2_560, 10)]),
         ],
     )
-    def test_have_the_paper_s_sizes(
+    def test_sizes_match_the_paper(
         self, shape: tuple[int, int, int], z: int, layers: list[tuple[int, int]]
     ) -> None:
         network = cnn(shape, 10)
@@ -43,7 +43,7 @@ class TestLayers:
         assert linear_layers(network)[0].in_features == z
 
     @pytest.mark.parametrize(("shape", "total"), [(GREY, 430_698), (COLOUR, 555_178)])
-    def test_a_model_of_the_catalogue_has_all_their_parameters(
+    def test_catalogue_model_parameter_count(
         self, shape: tuple[int, int, int], total: int
     ) -> None:
         x = np.zeros((10, int(np.prod(shape))), np.uint8)
@@ -56,18 +56,16 @@ class TestLayers:
         model = catalogue.build("cnn", dataset)
         assert (model.parameters, model.name, model.target) == (total, "cnn", "classes")
 
-    def test_lenet_has_the_benchmarks_sizes(self) -> None:
+    def test_lenet_sizes_match_benchmark(self) -> None:
         """5·5·1·6 + 6, 5·5·6·16 + 16, 256·120 + 120, 120·84 + 84, 84·10 + 10."""
         sizes = [parameter.numel() for parameter in lenet(GREY, 10).parameters()]
         assert sizes == [150, 6, 2_400, 16, 30_720, 120, 10_080, 84, 840, 10]
 
     @pytest.mark.parametrize("shape", [GREY, COLOUR, (1, 16, 16), (2, 17, 19)])
-    def test_lenet_takes_images_of_any_size_that_is_enough(
-        self, shape: tuple[int, int, int]
-    ) -> None:
+    def test_lenet_accepts_other_sizes(self, shape: tuple[int, int, int]) -> None:
         assert lenet(shape, 7)(images(shape)).shape == (2, 7)
 
-    def test_lenet_refuses_images_that_are_too_small(self) -> None:
+    def test_lenet_rejects_small_images(self) -> None:
         part = Part(np.zeros((2, 64), np.uint8), labels=np.arange(2))
         dataset = Dataset("tiny", part, classes=("a", "b"), shape=(1, 8, 8))
         with pytest.raises(
@@ -75,9 +73,9 @@ class TestLayers:
         ):
             catalogue.build("lenet", dataset)
 
-    def test_mlp_gives_one_number_where_there_are_no_classes(self) -> None:
-        """Squared error of a real target: 3 features by 64 and their biases, 64 by 1 and
-        its bias.
+    def test_mlp_regression(self) -> None:
+        """3 features by 64 and their biases, 64 by 1 and its bias; squared error as
+        loss.
         """
         x = np.random.default_rng(0).normal(0, 1, (20, 3)).astype(np.float32)
         dataset = Dataset("homes", Part(x, values=x[:, 0].astype(np.float64)))
@@ -91,7 +89,7 @@ class TestLayers:
             np.mean((outputs[:, 0] - x[:, 0]) ** 2), rel=1e-5
         )
 
-    def test_flat_rows_are_refused(self) -> None:
+    def test_flat_rows_are_rejected(self) -> None:
         dataset = Dataset(
             "rows",
             Part(np.zeros((2, 7), np.uint8), labels=np.arange(2)),
@@ -99,48 +97,48 @@ class TestLayers:
         )
         with pytest.raises(
             UserError,
-            match=r"model cnn needs images \[channels, height, width\]; rows has 7 features",
+            match=r"model cnn needs images \[channels, height, width\]; rows has 7 "
+            r"features",
         ):
             catalogue.build("cnn", dataset)
 
-    @pytest.mark.parametrize(
-        "shape", [GREY, COLOUR, (1, 8, 8), (2, 9, 13)]
-    )  # of odd sides halves are rounded up
-    def test_give_a_number_for_each_class(self, shape: tuple[int, int, int]) -> None:
+    # Halves of odd sides are rounded up.
+    @pytest.mark.parametrize("shape", [GREY, COLOUR, (1, 8, 8), (2, 9, 13)])
+    def test_one_output_per_class(self, shape: tuple[int, int, int]) -> None:
         assert cnn(shape, 7)(images(shape)).shape == (2, 7)
 
-    def test_are_the_papers_in_the_papers_order(self) -> None:
-        """Convolution, pool, normalize, convolution, normalize, pool, two fully connected:
-        written out again.
+    def test_layer_order_matches_the_paper(self) -> None:
+        """Convolution, pool, normalize, convolution, normalize, pool, two fully connected
+        layers.
         """
         network = cnn(GREY, 10)
         first, second, third, fourth = [
             layer for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)
         ]
-        own = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
+        normalize = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
         x = images(GREY)
-        seen = own(nn.functional.max_pool2d(torch.relu(first(x)), 2))
-        seen = nn.functional.max_pool2d(own(torch.relu(second(seen))), 2)
+        seen = normalize(nn.functional.max_pool2d(torch.relu(first(x)), 2))
+        seen = nn.functional.max_pool2d(normalize(torch.relu(second(seen))), 2)
         expected = fourth(torch.relu(third(seen.flatten(1))))
         assert torch.allclose(network(x), expected, rtol=1e-4, atol=1e-4)
 
 
 class TestStart:
-    def test_weights_are_normal_and_cut_off_and_biases_are_a_tenth(self) -> None:
+    def test_initial_weights_and_biases(self) -> None:
+        """Truncated normal weights, and biases of 0.1."""
         for name, parameter in cnn(GREY, 10).named_parameters():
             if name.endswith("bias"):
                 assert (parameter == 0.1).all()
             else:
                 assert parameter.abs().max() <= 0.2
         (weights, *_) = linear_layers(cnn(GREY, 10))
-        # Of a normal distribution cut off at two deviations: √(1 - 4 φ(2) / (2 Φ(2) - 1)) =
+        # Normal distribution truncated at two deviations: √(1 - 4 φ(2) / (2 Φ(2) - 1)) =
         # 0.8796.
         assert weights.weight.std().item() == pytest.approx(0.08796, rel=0.01)
         assert weights.weight.mean().item() == pytest.approx(0, abs=0.001)
 
-    def test_is_the_same_for_the_same_seed_another_for_another_and_leaves_the_programs_random_numbers(
-        self,
-    ) -> None:
+    def test_initial_weights_depend_on_seed(self) -> None:
+        """The program's random state stays unchanged."""
         x = np.zeros((10, 64), np.uint8)
         dataset = Dataset(
             "images",
@@ -157,7 +155,7 @@ class TestStart:
         assert np.array_equal(catalogue.build("cnn", dataset).initial(1), first)
 
 
-def test_a_node_computes_the_same_bits_alone_and_among_others() -> None:
+def test_node_bits_independent_of_fleet() -> None:
     rng = np.random.default_rng(0)
     x, y = (
         rng.integers(0, 256, (60, 64), dtype=np.uint8),

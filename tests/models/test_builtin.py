@@ -1,4 +1,6 @@
-"""Losses and gradients against Table I in float64, against finite differences, and by hand."""
+"""Losses and gradients against Table I in float64, finite differences and hand
+computation.
+"""
 
 from dataclasses import replace
 
@@ -23,8 +25,8 @@ def at(model: Model, w: Float32, shards: Shards) -> Descent:
 
 
 def away_from_ties(case: Problem, w: Float32) -> Shards:
-    """All rows; for K-means those that clearly belong to one centre, where its loss has a
-    gradient.
+    """All rows; for K-means only rows clearly nearest to one centre, because the loss has
+    no gradient at a tie.
     """
     if case.model.name != "kmeans":
         return Shards.whole(case.table)
@@ -36,7 +38,7 @@ def away_from_ties(case: Problem, w: Float32) -> Shards:
 @pytest.mark.parametrize("name", MODELS)
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 10**6), regularization=st.sampled_from([0.0, 0.1, 2.0]))
-def test_loss_and_gradient_are_those_of_table_1(
+def test_loss_and_gradient_match_table_1(
     name: str, dtype: type[np.generic], seed: int, regularization: float
 ) -> None:
     case = problem(name, seed, samples=63, dtype=dtype, regularization=regularization)
@@ -44,11 +46,11 @@ def test_loss_and_gradient_are_those_of_table_1(
     shards = away_from_ties(case, w)
     rows = shards.rows_of(0)
     x, y, exact = case.x[rows], case.y[rows], w.astype(np.float64)
-    found = at(case.model, w, shards)
+    result = at(case.model, w, shards)
     slope = finite_differences(lambda v: case.loss(v, x, y), exact)
-    assert found.losses[0] == pytest.approx(case.loss(exact, x, y), rel=1e-5)
+    assert result.losses[0] == pytest.approx(case.loss(exact, x, y), rel=1e-5)
     np.testing.assert_allclose(
-        found.gradients[0], slope, atol=2e-5 * (1 + np.abs(slope).max())
+        result.gradients[0], slope, atol=2e-5 * (1 + np.abs(slope).max())
     )
     np.testing.assert_allclose(
         case.gradient(exact, x, y), slope, atol=1e-5 * (1 + np.abs(slope).max())
@@ -58,7 +60,7 @@ def test_loss_and_gradient_are_those_of_table_1(
 @pytest.mark.parametrize("name", MODELS)
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 10**6))
-def test_every_node_has_the_loss_of_its_own_shard(name: str, seed: int) -> None:
+def test_node_loss_uses_own_shard(name: str, seed: int) -> None:
     case = problem(name, seed)
     shards = Shards.of(case.table, [np.arange(0, 7), np.arange(7, 40), np.arange(40, 60)])
     w = case.start(seed)
@@ -73,7 +75,7 @@ def test_every_node_has_the_loss_of_its_own_shard(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_loss_over_a_table_is_the_mean_over_its_rows(name: str) -> None:
+def test_loss_over_table_is_mean(name: str) -> None:
     case = problem(name, seed=8)
     w = case.start(8)
     assert loss_over(case.model, w, case.table) == pytest.approx(
@@ -82,35 +84,31 @@ def test_loss_over_a_table_is_the_mean_over_its_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_round_of_updates_is_that_many_steps_of_plain_descent(name: str) -> None:
+def test_updates_match_plain_gradient_descent(name: str) -> None:
     case = problem(name, seed=5)
     w = case.start(5)
-    found = case.model.descend(
+    result = case.model.descend(
         w[None], Shards.whole(case.table), BatchIndices.whole(1, updates=10), 0.1
     )
     plain = w.astype(np.float64)
     for _ in range(10):
         plain = plain - 0.1 * case.gradient(plain, case.x, case.y)
-    np.testing.assert_allclose(found.w[0], plain, atol=1e-5)
+    np.testing.assert_allclose(result.w[0], plain, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("compiled", [True, False], ids=["kernels", "numpy"])
-def test_nodes_with_steps_of_their_own_go_as_each_would_alone(
+def test_per_node_steps_match_separate_calls(
     name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """τ_i and η_i of each node in one call: the same bits as of a call for each."""
+    """One call with τ_i and η_i per node computes the same bits as one call per node."""
     if not compiled:
         monkeypatch.setattr(base, "compiled_kernels", lambda: None)
-    case, counts, etas = (
-        problem(name, seed=6),
-        np.array([4, 1, 7]),
-        np.array([0.1, 0.3, 0.05], np.float32),
-    )
-    shards, w = (
-        Shards.of(case.table, [np.arange(20), np.arange(20, 40), np.arange(40, 60)]),
-        case.start(6),
-    )
+    case = problem(name, seed=6)
+    counts = np.array([4, 1, 7])
+    etas = np.array([0.1, 0.3, 0.05], np.float32)
+    shards = Shards.of(case.table, [np.arange(20), np.arange(20, 40), np.arange(40, 60)])
+    w = case.start(6)
     drawn = Sampler(shards.size, 6, seed=2).round(7)
     shift = 0.1 * np.stack([case.start(node + 20) for node in range(3)])
     together = case.model.descend(
@@ -139,44 +137,44 @@ def one_row(x: list[float], y: float) -> Shards:
 
 class TestByHand:
     def test_svm(self) -> None:
-        # slack 1 - (-1)(1·1 + 2·0.5) = 3: loss 4.5 + 0.1/2 · 1.25, gradient slack · x + 0.1
-        # w
-        found = at(SquaredSvm(2), np.array([1.0, 0.5], np.float32), one_row([1, 2], -1))
-        assert found.losses[0] == pytest.approx(4.5625)
-        assert found.gradients[0] == pytest.approx([3.1, 6.05])
+        # slack 1 - (-1)(1·1 + 2·0.5) = 3: loss 4.5 + 0.1/2 · 1.25,
+        # gradient slack · x + 0.1 w
+        result = at(SquaredSvm(2), np.array([1.0, 0.5], np.float32), one_row([1, 2], -1))
+        assert result.losses[0] == pytest.approx(4.5625)
+        assert result.gradients[0] == pytest.approx([3.1, 6.05])
 
-    def test_svm_beyond_the_margin_has_only_its_penalty(self) -> None:
-        found = at(SquaredSvm(2), np.array([1.0, 0.5], np.float32), one_row([1, 2], 1))
-        assert found.losses[0] == pytest.approx(0.0625)
-        assert found.gradients[0] == pytest.approx([0.1, 0.05])
+    def test_svm_beyond_margin_only_penalty(self) -> None:
+        result = at(SquaredSvm(2), np.array([1.0, 0.5], np.float32), one_row([1, 2], 1))
+        assert result.losses[0] == pytest.approx(0.0625)
+        assert result.gradients[0] == pytest.approx([0.1, 0.05])
 
     def test_linear(self) -> None:
-        found = at(
+        result = at(
             LinearRegression(2), np.array([1.0, -1.0], np.float32), one_row([3, 1], 5)
         )
-        assert found.losses[0] == pytest.approx(4.5)  # ½ (2 - 5)²
-        assert found.gradients[0] == pytest.approx([-9, -3])
+        assert result.losses[0] == pytest.approx(4.5)  # ½ (2 - 5)²
+        assert result.gradients[0] == pytest.approx([-9, -3])
 
-    def test_kmeans_moves_the_nearest_centre_alone(self) -> None:
-        found = at(KMeans(2, 2), np.array([0, 0, 4, 4], np.float32), one_row([3, 3], 0))
-        assert found.losses[0] == pytest.approx(1)
-        assert found.gradients[0] == pytest.approx([0, 0, 1, 1])
+    def test_kmeans_moves_only_nearest_centre(self) -> None:
+        result = at(KMeans(2, 2), np.array([0, 0, 4, 4], np.float32), one_row([3, 3], 0))
+        assert result.losses[0] == pytest.approx(1)
+        assert result.gradients[0] == pytest.approx([0, 0, 1, 1])
 
-    def test_kmeans_moves_the_first_of_equal_centres(self) -> None:
-        found = at(KMeans(1, 2), np.array([2, 2], np.float32), one_row([3], 0))
-        assert found.gradients[0] == pytest.approx([-1, 0])
+    def test_kmeans_tie_moves_first_centre(self) -> None:
+        result = at(KMeans(1, 2), np.array([2, 2], np.float32), one_row([3], 0))
+        assert result.gradients[0] == pytest.approx([-1, 0])
 
-    def test_softmax_at_zero_knows_nothing(self) -> None:
-        found = at(Softmax(1, 4), np.zeros(8, np.float32), one_row([2], 1))
-        assert found.losses[0] == pytest.approx(np.log(4))
-        assert found.gradients[0] == pytest.approx(
+    def test_softmax_at_zero_is_uniform(self) -> None:
+        result = at(Softmax(1, 4), np.zeros(8, np.float32), one_row([2], 1))
+        assert result.losses[0] == pytest.approx(np.log(4))
+        assert result.gradients[0] == pytest.approx(
             [0.5, 0.25, -1.5, -0.75, 0.5, 0.25, 0.5, 0.25]
         )
 
     def test_softmax_does_not_overflow(self) -> None:
-        found = at(Softmax(1, 2), np.array([1e4, 0, 0, 0], np.float32), one_row([1], 1))
-        assert found.losses[0] == pytest.approx(1e4)
-        assert found.gradients[0] == pytest.approx([1, 1, -1, -1])
+        result = at(Softmax(1, 2), np.array([1e4, 0, 0, 0], np.float32), one_row([1], 1))
+        assert result.losses[0] == pytest.approx(1e4)
+        assert result.gradients[0] == pytest.approx([1, 1, -1, -1])
 
 
 class TestStart:
@@ -188,7 +186,7 @@ class TestStart:
     def test_convex_models_start_at_zero(self, model: Model) -> None:
         assert model.initial(4).tolist() == [0] * model.parameters
 
-    def test_kmeans_starts_anywhere_in_the_unit_cube_as_the_seed_says(self) -> None:
+    def test_kmeans_start_is_seeded_uniform(self) -> None:
         start = KMeans(50, 4).initial(4)
         assert start.dtype == np.float32
         assert 0 <= start.min() < 0.1
@@ -198,13 +196,13 @@ class TestStart:
 
 
 class TestAccuracy:
-    def test_svm_counts_the_right_side(self) -> None:
+    def test_svm_accuracy_by_sign(self) -> None:
         case = problem("svm", seed=1, samples=300)
         w = case.start(1)
         expected = np.mean(np.where(case.x @ w >= 0, 1, -1) == case.y)
         assert case.model.accuracy(w, case.table) == pytest.approx(expected)
 
-    def test_softmax_counts_the_largest_logit(self) -> None:
+    def test_softmax_accuracy_by_largest_logit(self) -> None:
         case = problem("softmax", seed=1, samples=300)
         w = case.start(1)
         logits = np.column_stack([case.x, np.ones(300)]) @ w.reshape(3, 6).T
@@ -213,16 +211,16 @@ class TestAccuracy:
         )
 
     @pytest.mark.parametrize("name", ["linear", "kmeans"])
-    def test_others_have_none(self, name: str) -> None:
+    def test_linear_and_kmeans_have_none(self, name: str) -> None:
         case = problem(name, seed=1)
         assert case.model.accuracy(case.start(1), case.table) is None
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_outputs_are_what_the_loss_is_of(name: str) -> None:
-    made = problem(name, seed=3, regularization=0.0)
-    table, w = made.table, made.start(1)
-    outputs = made.model.outputs(w, table)
+def test_loss_follows_from_outputs(name: str) -> None:
+    case = problem(name, seed=3, regularization=0.0)
+    table, w = case.table, case.start(1)
+    outputs = case.model.outputs(w, table)
     assert outputs is not None
     own = outputs[np.arange(len(table)), table.y.astype(int) if name == "softmax" else 0]
     losses: dict[str, Float32] = {
@@ -231,11 +229,11 @@ def test_outputs_are_what_the_loss_is_of(name: str) -> None:
         "kmeans": -outputs.max(axis=1),
         "softmax": np.log(np.exp(outputs).sum(axis=1)) - own,
     }
-    assert loss_over(made.model, w, table) == pytest.approx(losses[name].mean(), rel=1e-4)
+    assert loss_over(case.model, w, table) == pytest.approx(losses[name].mean(), rel=1e-4)
     if name in ("svm", "softmax"):
         right = (
             (own >= 0) == (table.y > 0)
             if name == "svm"
             else outputs.argmax(axis=1) == table.y
         )
-        assert made.model.accuracy(w, table) == right.mean()
+        assert case.model.accuracy(w, table) == right.mean()

@@ -1,5 +1,5 @@
-"""Running statistics of normalization layers: with w and averaged, or left at the nodes;
-and what they do not touch.
+"""Running statistics of normalization layers: averaged with w, or kept local at the
+nodes.
 """
 
 from pathlib import Path
@@ -29,20 +29,19 @@ def normalized(momentum: float | None = 0.1, seed: int = 0) -> nn.Sequential:
 PARAMETERS = 5 * 4 + 4 + 4 + 4 + 4 * 3 + 3
 
 
-class TestWithW:
-    def test_they_are_its_last_numbers_and_start_as_the_modules(self) -> None:
+class TestAveraged:
+    def test_statistics_are_last_in_w(self) -> None:
         model = TorchModel(normalized())
         assert (model.parameters, model.statistics) == (PARAMETERS + 8, 8)
         assert model.initial(0)[-8:].tolist() == [0] * 4 + [1] * 4  # means and variances
 
-    def test_local_updates_are_those_of_sgd_and_the_statistics_as_the_layer_counts_them(
-        self,
-    ) -> None:
+    def test_local_updates_match_sgd(self) -> None:
+        """The statistics are those that the layer computes itself."""
         model, data = TorchModel(normalized()), table()
         shards = three_nodes(data)
         indices = Sampler(shards.size, 6, seed=2).round(4)
         w, shift = model.initial(0), np.zeros((3, model.parameters), np.float32)
-        found = model.descend(w[None], shards, indices, 0.3, best=w, shift=shift)
+        result = model.descend(w[None], shards, indices, 0.3, best=w, shift=shift)
         for node in range(3):
             module = model.trained(w).train()
             train_by_sgd(
@@ -53,11 +52,11 @@ class TestWithW:
             )
             layer = module.get_submodule("1")
             expected = flat([*module.parameters(), layer.running_mean, layer.running_var])  # type: ignore[list-item]
-            np.testing.assert_allclose(found.w[node], expected, atol=1e-5)
-        assert not found.gradients[:, -8:].any()
-        assert found.gradients[:, :-8].any()
+            np.testing.assert_allclose(result.w[node], expected, atol=1e-5)
+        assert not result.gradients[:, -8:].any()
+        assert result.gradients[:, :-8].any()
 
-    def test_one_nodes_statistics_are_not_the_next_ones_start(self) -> None:
+    def test_nodes_do_not_share_statistics(self) -> None:
         model, data = TorchModel(normalized()), table()
         shards = three_nodes(data)
         indices = Sampler(shards.size, 6, seed=2).round(2)
@@ -69,7 +68,7 @@ class TestWithW:
             ).w
             assert together[node].tobytes() == alone.tobytes()
 
-    def test_a_prediction_is_by_the_statistics_in_w(self) -> None:
+    def test_predictions_use_statistics_in_w(self) -> None:
         model, data = TorchModel(normalized()), table()
         w = np.abs(random_w(model, 3))
         loss, _ = by_autograd(model.trained(w), data, np.arange(60))
@@ -77,19 +76,19 @@ class TestWithW:
         other = w.copy()
         other[-8:] *= 3
         assert loss_over(model, other, data) != pytest.approx(loss, rel=1e-3)
-        layer = model.trained(other).get_submodule("1")
-        assert (
-            flat([layer.running_mean, layer.running_var]).tobytes() == other[-8:].tobytes()
-        )  # type: ignore[list-item]
+        layer: Any = model.trained(other).get_submodule("1")
+        statistics = flat([layer.running_mean, layer.running_var])
+        assert statistics.tobytes() == other[-8:].tobytes()
 
-    def test_a_variance_that_few_bits_made_negative_is_none(self) -> None:
+    def test_negative_variance_is_tolerated(self) -> None:
+        """Compression to few bits can make a variance negative."""
         model, data = TorchModel(normalized()), table()
         w = model.initial(0)
         w[-4:] = -0.01
         assert np.isfinite(loss_over(model, w, data))
 
-    def test_a_layer_that_averages_over_all_batches_has_their_number_in_w(self) -> None:
-        """Two rounds of two updates are four batches, each counted as one fourth."""
+    def test_batch_count_is_in_w(self) -> None:
+        """Two rounds of two updates are four batches with a weight of one fourth each."""
         model, data = TorchModel(normalized(momentum=None)), table()
         assert model.statistics == 9
         shards, w = Shards.whole(data), model.initial(0)
@@ -110,24 +109,23 @@ class TestWithW:
             atol=1e-5,
         )
 
-    def test_a_frozen_layer_is_frozen_with_its_statistics(self) -> None:
+    def test_frozen_layer_keeps_its_statistics(self) -> None:
         module = normalized()
         module[:2].requires_grad_(False)
         module[1].running_mean = torch.ones(4)
         model, data = TorchModel(module), table()
         assert (model.parameters, model.statistics) == (4 * 3 + 3, 0)
-        found = model.descend(
+        result = model.descend(
             model.initial(0)[None], Shards.whole(data), BatchIndices.whole(1, 3), 0.1
         )
-        assert model.trained(found.w[0]).get_submodule("1").running_mean.tolist() == [1] * 4  # type: ignore[operator]
+        layer: Any = model.trained(result.w[0]).get_submodule("1")
+        assert layer.running_mean.tolist() == [1] * 4
         loss, _ = by_autograd(model.trained(model.initial(0)), data, np.arange(60))
-        assert found.losses[0] == pytest.approx(
-            loss, rel=1e-5
-        )  # normalized by these, and not by the batch
+        # The layer normalizes by its own statistics, not by those of the batch.
+        assert result.losses[0] == pytest.approx(loss, rel=1e-5)
 
-    def test_one_sample_cannot_be_normalized_and_is_refused_but_for_the_last_of_many(
-        self,
-    ) -> None:
+    def test_batch_of_one_is_rejected(self) -> None:
+        """A single sample left over from a large shard is accepted."""
         model = TorchModel(normalized())
         with pytest.raises(
             UserError,
@@ -144,8 +142,8 @@ class TestWithW:
         ).all()
 
 
-class Counting(nn.Linear):
-    """A layer that remembers the largest input, and divides by it."""
+class LargestInput(nn.Linear):
+    """A layer that stores the largest input and divides by it."""
 
     largest: Tensor
 
@@ -159,18 +157,18 @@ class Counting(nn.Linear):
         return super().forward(x / self.largest)
 
 
-class TestOwnBuffers:
-    def test_one_that_is_named_travels(self) -> None:
-        model, data = TorchModel(Counting(), buffers=["largest"]), table()
+class TestCustomBuffers:
+    def test_named_buffer_is_sent(self) -> None:
+        model, data = TorchModel(LargestInput(), buffers=["largest"]), table()
         assert model.statistics == 1
-        found = model.descend(
+        result = model.descend(
             model.initial(0)[None], three_nodes(data), BatchIndices.whole(3), 0.1
         )
         expected = [
             np.abs(data.x[rows]).max()
             for rows in (slice(0, 10), slice(10, 35), slice(35, 60))
         ]
-        np.testing.assert_allclose(found.w[:, -1], expected)
+        np.testing.assert_allclose(result.w[:, -1], expected)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -186,24 +184,23 @@ class TestOwnBuffers:
             ),
         ],
     )
-    def test_what_has_no_meaning_is_refused(self, options: Any, message: str) -> None:
+    def test_invalid_options_are_rejected(self, options: Any, message: str) -> None:
         with pytest.raises(UserError, match=message.replace("?", r"\?")):
-            TorchModel(Counting(), **options)
+            TorchModel(LargestInput(), **options)
 
 
 class TestLocal:
-    def test_nothing_of_them_is_in_w_and_samples_are_normalized_by_their_batch(
-        self,
-    ) -> None:
+    def test_batches_normalize_themselves(self) -> None:
+        """No statistics are part of w."""
         model, data = TorchModel(normalized(), statistics="local"), table()
         assert (model.parameters, model.statistics) == (PARAMETERS, 0)
         w = random_w(model, 0)
         loss, gradient = by_autograd(model.trained(w).train(), data, np.arange(60))
-        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
-        np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
+        result = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
+        np.testing.assert_allclose(result.gradients[0], gradient, atol=1e-6)
         assert loss_over(model, w, data) == pytest.approx(loss, rel=1e-5)
 
-    def test_the_module_of_a_node_has_the_statistics_of_its_samples(self) -> None:
+    def test_node_module_uses_own_statistics(self) -> None:
         model, data = TorchModel(normalized(), statistics="local"), table()
         w = random_w(model, 0)
         module = model.trained(w, shard=(data.x, data.y))
@@ -229,26 +226,22 @@ def digits() -> nn.Module:
 
 
 class TestRuns:
-    @pytest.mark.parametrize(
-        ("method", "statistics"), [("accelerated", "average"), ("accelerated", "local")]
-    )
-    def test_a_network_with_batch_normalization_learns(
-        self, method: Any, statistics: Any
-    ) -> None:
+    @pytest.mark.parametrize("statistics", ["average", "local"])
+    def test_batch_normalization_network_learns(self, statistics: Any) -> None:
         model = TorchModel(digits, statistics=statistics)
         result = fedbudget.train(
             model=model,
             dataset="digits",
             partition="dirichlet:0.5",
             nodes=4,
-            method=method,
+            method="accelerated",
             budget="time=2s",
         )
         assert result.accuracy is not None
         assert result.accuracy > 0.7
         assert len(result.w) == model.parameters
 
-    def test_asynchronous_descent_which_sends_gradients_alone_refuses_them(self) -> None:
+    def test_asynchronous_method_rejects_statistics(self) -> None:
         with pytest.raises(
             UserError,
             match=r"sends only gradients, but \w+ has running statistics: use group",
@@ -257,11 +250,11 @@ class TestRuns:
                 model=digits(), dataset="digits", method="asynchronous", budget="time=1s"
             )
 
-    def test_where_nodes_hold_the_same_it_is_descent_in_one_place(self) -> None:
-        """Case 3: all nodes' statistics are equal, and so is their mean; a single node
-        gives the same run.
+    def test_case_3_matches_one_node(self) -> None:
+        """In Case 3 all nodes have equal statistics, so a single node computes the same
+        run.
         """
-        asked: Any = {
+        options: Any = {
             "dataset": "digits",
             "method": "paper",
             "tau": 3,
@@ -270,7 +263,7 @@ class TestRuns:
         }
         one, many = (
             fedbudget.train(
-                model=TorchModel(digits), case=3, nodes=nodes, rounds=5, **asked
+                model=TorchModel(digits), case=3, nodes=nodes, rounds=5, **options
             )
             for nodes in (1, 4)
         )
@@ -289,11 +282,10 @@ class TestRuns:
     ],
     ids=str,
 )
-def test_statistics_do_not_change_how_a_run_is_decided(options: Any) -> None:
-    """Batch normalization never looks at running statistics while training: with them in w
-    or without, the run has the
-    same parameters, τ, η, ρ, β and δ, but for rounding: norms are added up in another
-    order."""
+def test_statistics_do_not_change_decisions(options: Any) -> None:
+    """Training does not read running statistics. With or without them in w, a run has the
+    same parameters, τ, η, ρ, β and δ up to rounding: norms are summed in another order.
+    """
     results, data = {}, table(samples=200)
     shards = [(data.x[node::4] + node, data.y[node::4]) for node in range(4)]
     for statistics in ("average", "local"):
@@ -315,7 +307,7 @@ def test_statistics_do_not_change_how_a_run_is_decided(options: Any) -> None:
     )
 
 
-def test_they_are_averaged_by_samples() -> None:
+def test_statistics_are_weighted_by_samples() -> None:
     data = table()
     shards = [(data.x[:10], data.y[:10]), (data.x[10:], data.y[10:])]
     model, w = TorchModel(normalized(momentum=1.0)), TorchModel(normalized()).initial(0)
@@ -337,12 +329,12 @@ def test_they_are_averaged_by_samples() -> None:
     np.testing.assert_allclose(result.w[-8:-4], expected, atol=1e-5)
 
 
-def test_a_run_goes_on_with_them(tmp_path: Path) -> None:
-    """From a checkpoint, with momentum at the aggregator, as a run that had all its rounds
-    from the start.
+def test_resumed_run_keeps_statistics(tmp_path: Path) -> None:
+    """A run resumed from a checkpoint, with server momentum, equals an uninterrupted
+    run.
     """
     data = table(samples=80)
-    asked: Any = {
+    options: Any = {
         "model": normalized(),
         "shards": [(data.x[:50], data.y[:50]), (data.x[50:], data.y[50:])],
     }
@@ -353,7 +345,7 @@ def test_a_run_goes_on_with_them(tmp_path: Path) -> None:
         "batch_size": 10,
         "budget": "time=1h",
     }
-    fedbudget.train(**asked, **fixed, rounds=3, out=tmp_path / "run")
-    longer = fedbudget.train(**asked, resume=tmp_path / "run", rounds=7)
-    whole = fedbudget.train(**asked, **fixed, rounds=7)
+    fedbudget.train(**options, **fixed, rounds=3, out=tmp_path / "run")
+    longer = fedbudget.train(**options, resume=tmp_path / "run", rounds=7)
+    whole = fedbudget.train(**options, **fixed, rounds=7)
     assert longer.w.tobytes() == whole.w.tobytes()

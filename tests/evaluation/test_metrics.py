@@ -1,4 +1,4 @@
-"""Metrics that add up over nodes, against scikit-learn on all samples together."""
+"""Metrics summed over nodes, compared with scikit-learn on all samples together."""
 
 import itertools
 import math
@@ -38,8 +38,8 @@ def samples(seed: int, count: int, classes: int | None) -> Table:
     return Table(x, y.astype(np.float32))
 
 
-def parts_of(table: Table, nodes: int, seed: int = 0) -> list[Table]:
-    """At each node some, and not the same share of every class."""
+def split_over_nodes(table: Table, nodes: int, seed: int = 0) -> list[Table]:
+    """Split a table into one part per node, with different class shares."""
     order = np.argsort(table.y + np.random.default_rng(seed).normal(size=len(table)))
     return [
         Table(table.x[rows], table.y[rows], labels=table.labels)
@@ -47,13 +47,15 @@ def parts_of(table: Table, nodes: int, seed: int = 0) -> list[Table]:
     ]
 
 
-def over_nodes(
+def tally_over_nodes(
     model: Model, w: Float32, table: Table, units: Standardization | None = None
 ) -> Tally:
-    return Tally.total([Tally.of(model, w, part, units) for part in parts_of(table, 4)])
+    return Tally.total(
+        [Tally.of(model, w, part, units) for part in split_over_nodes(table, 4)]
+    )
 
 
-def expected_of_classes(actual: NDArray[Any], predicted: NDArray[Any]) -> dict[str, float]:
+def class_metrics(actual: NDArray[Any], predicted: NDArray[Any]) -> dict[str, float]:
     return {
         "accuracy": sk.accuracy_score(actual, predicted),
         "balanced_accuracy": sk.balanced_accuracy_score(actual, predicted),
@@ -62,20 +64,20 @@ def expected_of_classes(actual: NDArray[Any], predicted: NDArray[Any]) -> dict[s
 
 
 @pytest.mark.parametrize("seed", range(3))
-class TestOverNodesAsOnAllSamples:
-    def test_of_two_classes_by_a_score(self, seed: int) -> None:
+class TestAgainstScikitLearn:
+    def test_two_classes(self, seed: int) -> None:
         table, model = samples(seed, 400, 2), SquaredSvm(FEATURES)
         w = np.random.default_rng(seed).normal(size=FEATURES).astype(np.float32)
-        tally, scores = over_nodes(model, w, table), table.x @ w
-        expected = expected_of_classes(table.y > 0, scores >= 0)
+        tally, scores = tally_over_nodes(model, w, table), table.x @ w
+        expected = class_metrics(table.y > 0, scores >= 0)
         expected["f1_binary"] = sk.f1_score(table.y > 0, scores >= 0)
-        found, classes = tally.metrics(), tally.classes
-        assert {name: found[name] for name in expected} == pytest.approx(
+        result, classes = tally.metrics(), tally.classes
+        assert {name: result[name] for name in expected} == pytest.approx(
             expected, rel=1e-12
         )
         assert classes is not None
         assert 0 < classes.auc_resolution < 1e-3
-        assert found["auc"] == pytest.approx(
+        assert result["auc"] == pytest.approx(
             sk.roc_auc_score(table.y, scores), abs=classes.auc_resolution
         )
         assert tally.to_beat() == {
@@ -83,29 +85,26 @@ class TestOverNodesAsOnAllSamples:
         }
         assert tally.loss == pytest.approx(loss_over(model, w, table), rel=1e-6)
 
-    def test_of_many_classes(self, seed: int) -> None:
+    def test_many_classes(self, seed: int) -> None:
         table, model = samples(seed, 600, 5), Softmax(FEATURES, 5)
         w = np.random.default_rng(seed).normal(size=model.parameters).astype(np.float32)
-        outputs, tally = model.outputs(w, table), over_nodes(model, w, table)
-        expected, found = (
-            expected_of_classes(table.y, outputs.argmax(axis=1)),
-            tally.metrics(),
-        )
-        assert {name: found[name] for name in expected} == pytest.approx(
+        outputs, tally = model.outputs(w, table), tally_over_nodes(model, w, table)
+        expected, result = (class_metrics(table.y, outputs.argmax(axis=1)), tally.metrics())
+        assert {name: result[name] for name in expected} == pytest.approx(
             expected, rel=1e-12
         )
         area = sk.roc_auc_score(
             table.y, softmax(outputs.astype(np.float64), axis=1), multi_class="ovr"
         )
         assert tally.classes is not None
-        assert found["auc"] == pytest.approx(area, abs=tally.classes.auc_resolution)
-        assert "f1_binary" not in found
+        assert result["auc"] == pytest.approx(area, abs=tally.classes.auc_resolution)
+        assert "f1_binary" not in result
 
-    def test_of_real_targets_in_their_own_units(self, seed: int) -> None:
+    def test_real_targets_in_original_units(self, seed: int) -> None:
         table, model = samples(seed, 300, None), LinearRegression(FEATURES)
         w = np.random.default_rng(seed).normal(size=FEATURES).astype(np.float32)
         units = Standardization(np.zeros(FEATURES), np.ones(FEATURES), 5e4, 30.0)
-        tally = over_nodes(model, w, table, units)
+        tally = tally_over_nodes(model, w, table, units)
         y, predicted = (
             5e4 + 30.0 * values.astype(np.float64) for values in (table.y, table.x @ w)
         )
@@ -117,10 +116,13 @@ class TestOverNodesAsOnAllSamples:
         assert tally.metrics() == pytest.approx(expected, rel=1e-6)
         assert tally.to_beat() == {"rmse": pytest.approx(float(y.std()), rel=1e-9)}
 
-    def test_the_order_of_nodes_changes_no_bit(self, seed: int) -> None:
+    def test_node_order_changes_no_bit(self, seed: int) -> None:
         model = LinearRegression(FEATURES)
         w = np.random.default_rng(seed).normal(size=FEATURES).astype(np.float32)
-        parts = [Tally.of(model, w, part) for part in parts_of(samples(seed, 90, None), 4)]
+        parts = [
+            Tally.of(model, w, part)
+            for part in split_over_nodes(samples(seed, 90, None), 4)
+        ]
         assert (
             len({str(Tally.total(order)) for order in itertools.permutations(parts)}) == 1
         )
@@ -128,9 +130,8 @@ class TestOverNodesAsOnAllSamples:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 200), st.sampled_from([0.01, 1.0, 30.0]))
-def test_auc_is_off_by_the_pairs_in_one_bin_at_most(
-    seed: int, count: int, scale: float
-) -> None:
+def test_auc_error_bounded_by_resolution(seed: int, count: int, scale: float) -> None:
+    """The error is at most the share of pairs in one histogram bin."""
     rng = np.random.default_rng(seed)
     actual = np.append(rng.integers(0, 2, count), [0, 1])
     scores = scale * (rng.normal(size=count + 2) + actual)
@@ -139,8 +140,8 @@ def test_auc_is_off_by_the_pairs_in_one_bin_at_most(
     assert abs(counts.metrics()["auc"] - area) <= counts.auc_resolution + 1e-12
 
 
-def test_sure_scores_of_classes_are_told_apart() -> None:
-    """Probabilities that all round to 0 or 1, in an order that is right."""
+def test_auc_separates_saturated_scores() -> None:
+    """All probabilities round to 0 or 1, and the order of the scores still counts."""
     actual = np.array([0, 1, 2] * 2)
     outputs = np.array(
         [[90, 0, 0], [0, 90, 0], [0, 0, 90], [0, 60, 50], [50, 0, 60], [60, 50, 0]],
@@ -149,24 +150,24 @@ def test_sure_scores_of_classes_are_told_apart() -> None:
     model = Softmax(3, 3)
     w = np.zeros((3, 4), np.float32)
     w[:, :3] = np.eye(3)
-    found = Tally.of(model, w.ravel(), Table(outputs, actual.astype(np.float32))).metrics()
-    assert found["accuracy"] == 0.5
+    result = Tally.of(model, w.ravel(), Table(outputs, actual.astype(np.float32))).metrics()
+    assert result["accuracy"] == 0.5
     by_hand = [np.mean([z > other for z in own for other in others]) for own, others in (
         ([90, -60], [-90, -90, -10, 10]),
         ([90, -60], [-90, -90, 10, -10]),
         ([90, -60], [-90, -90, -10, 10]),
     )]  # fmt: skip
-    assert found["auc"] == pytest.approx(np.mean(by_hand), abs=1e-12)
+    assert result["auc"] == pytest.approx(np.mean(by_hand), abs=1e-12)
 
 
-def test_classes_that_a_node_has_not_do_not_count_there() -> None:
+def test_absent_classes_do_not_count() -> None:
     counts = ClassCounts.of(np.array([0, 0, 2]), np.array([0, 2, 2]), 4)
     assert counts.metrics() == pytest.approx(
         {"accuracy": 2 / 3, "balanced_accuracy": 0.75, "f1": 2 / 3}
     )
 
 
-def test_a_function_gives_classes_by_their_numbers() -> None:
+def test_function_model_class_metrics() -> None:
     table = Table(
         np.array([[0], [1], [1], [7]], np.float32), np.array([0, 1, 2, 2], np.float32)
     )
@@ -187,7 +188,7 @@ def test_a_function_gives_classes_by_their_numbers() -> None:
     assert tally.loss == 0.5
 
 
-def test_own_metrics_are_means_by_samples() -> None:
+def test_custom_metrics_weighted_by_samples() -> None:
     model = TorchModel(
         nn.Linear(FEATURES, 1),
         target="real",
@@ -198,17 +199,19 @@ def test_own_metrics_are_means_by_samples() -> None:
         Table(table.x[rows], table.y[rows], labels=False)
         for rows in (slice(0, 10), slice(10, None))
     ]
-    found = Tally.total([Tally.of(model, w, part) for part in parts]).metrics()
+    result = Tally.total([Tally.of(model, w, part) for part in parts]).metrics()
     outputs = model.outputs(w, table)
     assert outputs is not None
-    assert found["bias"] == pytest.approx(float((outputs[:, 0] - table.y).mean()), abs=1e-6)
-    assert found["rmse"] == pytest.approx(
+    assert result["bias"] == pytest.approx(
+        float((outputs[:, 0] - table.y).mean()), abs=1e-6
+    )
+    assert result["rmse"] == pytest.approx(
         float(np.sqrt(np.square(outputs[:, 0] - table.y).mean())), rel=1e-6
     )
 
 
 @pytest.mark.parametrize("name", ["svm", "softmax", "linear", "kmeans"])
-def test_accuracy_is_the_models_own(name: str) -> None:
+def test_accuracy_equals_model_accuracy(name: str) -> None:
     case = problem(name, seed=3)
     w = case.start(5)
     tally = Tally.of(case.model, w, case.table)
@@ -216,7 +219,7 @@ def test_accuracy_is_the_models_own(name: str) -> None:
     assert {*tally.metrics()} <= {*metric_names(case.model, classes=case.table.labels)}
 
 
-def test_what_diverged_is_in_no_metric() -> None:
+def test_diverged_model_has_no_metrics() -> None:
     model, table = LinearRegression(FEATURES), samples(0, 20, None)
     tally = Tally.of(model, np.full(FEATURES, np.inf, np.float32), table)
     assert not math.isfinite(tally.loss)

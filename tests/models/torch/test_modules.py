@@ -1,5 +1,5 @@
-"""Which PyTorch modules can be trained, and what they see: shapes, parameters, buffers, and
-layers that are random.
+"""PyTorch modules: input shapes, parameters, buffers and random layers; rejected
+modules.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ from fedbudget.models import TorchModel, loss_over
 from support.networks import by_autograd, flat, network, random_w, table, three_nodes
 
 
-class TestWhatAModuleSees:
+class TestInputs:
     @pytest.mark.parametrize("shape", [(), (1, 2, 3), (6, 1)])
-    def test_is_samples_of_the_shape_of_the_data(self, shape: tuple[int, ...]) -> None:
+    def test_sample_shape_is_kept(self, shape: tuple[int, ...]) -> None:
         seen: list[tuple[int, ...]] = []
 
         class Sees(nn.Module):
@@ -42,7 +42,7 @@ class TestWhatAModuleSees:
         model.losses(model.initial(0)[None], Shards.whole(data), BatchIndices.whole(1))
         assert seen == [(4, *(shape or (6,)))] * 2
 
-    def test_rows_of_an_image_are_its_rows(self) -> None:
+    def test_image_rows_are_kept(self) -> None:
         image = np.arange(6, dtype=np.float32).reshape(1, 6)
         kept: list[Tensor] = []
 
@@ -61,9 +61,7 @@ class TestWhatAModuleSees:
         ("target", "kind"),
         [("classes", torch.int64), ("real", torch.float32), ("raw", torch.float32)],
     )
-    def test_targets_are_whole_numbers_for_classes_and_real_ones_otherwise(
-        self, target: Any, kind: torch.dtype
-    ) -> None:
+    def test_target_dtype(self, target: Any, kind: torch.dtype) -> None:
         kinds: list[torch.dtype] = []
 
         def loss(output: Tensor, y: Tensor) -> Tensor:
@@ -79,7 +77,8 @@ class TestWhatAModuleSees:
 
 
 class TestParameters:
-    def test_frozen_ones_are_not_in_w_and_stay_as_they_are(self) -> None:
+    def test_frozen_parameters_stay_unchanged(self) -> None:
+        """They are not part of w."""
         module = network()
         assert isinstance(module, nn.Sequential)
         for parameter in module[0].parameters():
@@ -88,23 +87,23 @@ class TestParameters:
         model, data = TorchModel(module), table()
         assert model.parameters == 7 * 3 + 3
         w = random_w(model, 0)
-        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 3), 0.5)
-        trained = model.trained(found.w[0])
+        result = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 3), 0.5)
+        trained = model.trained(result.w[0])
         assert isinstance(trained, nn.Sequential)
         assert np.array_equal(flat(list(trained[0].parameters())), frozen)
-        assert np.array_equal(flat(list(trained[2].parameters())), found.w[0])
+        assert np.array_equal(flat(list(trained[2].parameters())), result.w[0])
         _, gradient = by_autograd(model.trained(w), data, np.arange(60))
-        np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
+        np.testing.assert_allclose(result.gradients[0], gradient, atol=1e-6)
 
-    def test_tied_ones_are_in_w_once_with_the_gradient_of_both_places(self) -> None:
+    def test_tied_parameters_appear_once(self) -> None:
+        """The gradient is the sum over both uses."""
+
         class Tied(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.first, self.second, self.scores = (
-                    nn.Linear(5, 5),
-                    nn.Linear(5, 5),
-                    nn.Linear(5, 3),
-                )
+                self.first = nn.Linear(5, 5)
+                self.second = nn.Linear(5, 5)
+                self.scores = nn.Linear(5, 3)
                 self.second.weight = self.first.weight
 
             def forward(self, x: Tensor) -> Tensor:
@@ -116,23 +115,23 @@ class TestParameters:
         model, data = TorchModel(Tied()), table()
         assert model.parameters == 25 + 5 + 5 + 18
         w = random_w(model, 0)
-        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 2), 0.5)
+        result = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 2), 0.5)
         loss, gradient = by_autograd(model.trained(w), data, np.arange(60))
-        assert found.losses[0] == pytest.approx(loss, rel=1e-5)
-        np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
-        trained = model.trained(found.w[0])
+        assert result.losses[0] == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(result.gradients[0], gradient, atol=1e-6)
+        trained = model.trained(result.w[0])
         assert isinstance(trained, Tied)
         assert trained.first.weight is trained.second.weight
 
-    def test_one_that_is_not_used_has_no_gradient(self) -> None:
+    def test_unused_parameter_has_no_gradient(self) -> None:
         module = nn.Linear(5, 3)
         module.extra = nn.Parameter(torch.ones(4))
         model = TorchModel(module)
-        found = model.descend(
+        result = model.descend(
             model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1, 2), 0.5
         )
-        assert found.gradients[0].tolist().count(0.0) == 4
-        assert (found.w[0] == 1).sum() == 4
+        assert result.gradients[0].tolist().count(0.0) == 4
+        assert (result.w[0] == 1).sum() == 4
 
     @pytest.mark.parametrize(
         ("module", "message"),
@@ -154,12 +153,12 @@ class TestParameters:
             (3, "needs an nn.Module or a function that returns one, not a int"),
         ],
     )
-    def test_what_cannot_be_trained_is_refused(self, module: Any, message: str) -> None:
+    def test_untrainable_modules_are_rejected(self, module: Any, message: str) -> None:
         with pytest.raises(UserError, match=message):
             TorchModel(module)
 
     @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-    def test_lazy_ones_are_refused_until_they_have_a_size(self) -> None:
+    def test_lazy_modules_need_a_size(self) -> None:
         lazy = nn.LazyLinear(3)
         with pytest.raises(
             UserError, match="lazy parameters without a size; pass a batch through it first"
@@ -170,7 +169,7 @@ class TestParameters:
 
 
 class Counts(nn.Linear):
-    """A layer with a buffer that counts, if asked to, or stays as it is."""
+    """A layer with a buffer that grows by `by` at each training step."""
 
     steps: Tensor
 
@@ -191,25 +190,25 @@ class TestBuffers:
         [nn.BatchNorm1d(4, track_running_stats=False), nn.GroupNorm(2, 4), nn.LayerNorm(4)],
         ids=str,
     )
-    def test_normalization_without_them_is_trained(self, norm: nn.Module) -> None:
+    def test_normalization_without_buffers(self, norm: nn.Module) -> None:
         model, data = (
             TorchModel(nn.Sequential(nn.Linear(5, 4), norm, nn.Linear(4, 3))),
             table(),
         )
         w = random_w(model, 0)
-        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 2), 0.1)
+        result = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 2), 0.1)
         _, gradient = by_autograd(model.trained(w).train(), data, np.arange(60))
-        np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
+        np.testing.assert_allclose(result.gradients[0], gradient, atol=1e-6)
 
-    def test_one_that_stays_as_it_is_is_used(self) -> None:
+    def test_constant_buffer_is_used(self) -> None:
         model, data = TorchModel(Counts(by=0.0)), table()
         w = random_w(model, 0)
-        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 2), 0.1)
+        result = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 2), 0.1)
         loss, _ = by_autograd(model.trained(w), data, np.arange(60))
-        assert found.losses[0] == pytest.approx(loss, rel=1e-5)
+        assert result.losses[0] == pytest.approx(loss, rel=1e-5)
         assert model.parameters == 18
 
-    def test_one_that_changes_is_refused_at_the_first_local_updates(self) -> None:
+    def test_changing_buffer_is_rejected(self) -> None:
         model = TorchModel(Counts(by=1.0))
         with pytest.raises(
             UserError, match=r"counts: buffer steps changes .*, buffers=\[\"steps\"\]"
@@ -217,19 +216,6 @@ class TestBuffers:
             model.descend(
                 model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1), 0.1
             )
-
-    def test_so_a_run_with_it_does_not_start(self) -> None:
-        class Flat(Counts):
-            def __init__(self) -> None:
-                nn.Linear.__init__(self, 64, 10)
-                self.by = 1.0
-                self.register_buffer("steps", torch.ones(1))
-
-            def forward(self, x: Tensor) -> Tensor:
-                return super().forward(x.flatten(1))
-
-        with pytest.raises(UserError, match="buffer steps changes while training"):
-            fedbudget.train(model=TorchModel(Flat()), dataset="digits", budget="time=2s")
 
 
 def dropping() -> nn.Module:
@@ -245,25 +231,25 @@ class TestRandomLayers:
         self.shards = three_nodes(self.data)
         self.w = self.model.initial(0)[None]
 
-    def test_one_mini_batch_gives_one_loss_at_one_w(self) -> None:
+    def test_loss_is_deterministic_per_batch(self) -> None:
         indices = Sampler(self.shards.size, 6, seed=0).round(2)
         first, again = (self.model.losses(self.w, self.shards, indices) for _ in range(2))
-        found = self.model.descend(self.w, self.shards, indices, 0.1, best=self.w[0])
+        result = self.model.descend(self.w, self.shards, indices, 0.1, best=self.w[0])
         np.testing.assert_array_equal(first, again)
-        np.testing.assert_allclose(found.losses, first, rtol=1e-6)
-        assert found.best_losses is not None
-        np.testing.assert_allclose(found.best_losses, first, rtol=1e-6)
+        np.testing.assert_allclose(result.losses, first, rtol=1e-6)
+        assert result.best_losses is not None
+        np.testing.assert_allclose(result.best_losses, first, rtol=1e-6)
 
-    def test_nodes_with_the_same_mini_batch_have_the_same_gradient(self) -> None:
+    def test_same_batch_same_gradient(self) -> None:
         rows = np.arange(60)
         shards = Shards.of(self.data, [rows, rows])
-        found = self.model.descend(
+        result = self.model.descend(
             self.w, shards, Sampler(shards.size, 6, seed=0).round(3), 0.1
         )
-        np.testing.assert_array_equal(found.w[0], found.w[1])
+        np.testing.assert_array_equal(result.w[0], result.w[1])
 
-    def test_a_shard_that_is_a_table_of_its_own_has_the_same_updates(self) -> None:
-        """As at a node that holds nothing else."""
+    def test_separate_shard_has_same_updates(self) -> None:
+        """As on a node that holds no other data."""
         indices = Sampler(self.shards.size, 6, seed=0).round(3)
         among = self.model.descend(self.w, self.shards, indices, 0.1)
         for node, rows in enumerate(map(self.shards.rows_of, range(len(self.shards)))):
@@ -273,9 +259,9 @@ class TestRandomLayers:
             )
             np.testing.assert_array_equal(alone.w[0], among.w[node])
 
-    def test_other_mini_batches_drop_other_units(self) -> None:
-        """The same sample in 40 mini-batches that differ in their other one: without
-        dropout all scores were equal.
+    def test_other_batches_drop_other_units(self) -> None:
+        """One sample in 40 mini-batches that differ in the other sample; without dropout
+        all scores would be equal.
         """
         scores: list[float] = []
 
@@ -288,15 +274,20 @@ class TestRandomLayers:
             model.losses(self.w, Shards.whole(self.data), _picked([0, other]))
         assert len(set(scores)) > 20
 
-    def test_updates_are_in_training_mode_and_figures_over_all_data_are_not(self) -> None:
+    def test_training_mode_only_for_updates(self) -> None:
+        """Losses of mini-batches use training mode too, to compare with those of an
+        update.
+        """
         modes: list[bool] = []
 
-        class Tells(nn.Linear):
+        class RecordsMode(nn.Linear):
             def forward(self, x: Tensor) -> Tensor:
                 modes.append(self.training)
                 return super().forward(x)
 
-        model = TorchModel(Tells(64, 10), metrics={"mean": lambda output, _: output.mean()})
+        model = TorchModel(
+            RecordsMode(64, 10), metrics={"mean": lambda output, _: output.mean()}
+        )
         w = model.initial(0)
 
         def modes_of(work: Callable[[], object]) -> set[bool]:
@@ -304,26 +295,26 @@ class TestRandomLayers:
             work()
             return set(modes)
 
-        whole, some = BatchIndices.whole(3), Sampler(self.shards.size, 6, seed=0).round(1)
-        assert modes_of(
-            lambda: model.descend(w[None], self.shards, whole, 0.1, best=w)
-        ) == {True}
-        assert modes_of(lambda: model.descend(w[None], self.shards, some, 0.1, best=w)) == {
-            True
-        }
-        assert modes_of(lambda: model.losses(w[None], self.shards, some)) == {
-            True
-        }  # to compare with an update's
+        whole = BatchIndices.whole(3)
+        some = Sampler(self.shards.size, 6, seed=0).round(1)
+        for indices in (whole, some):
+            modes.clear()
+            model.descend(w[None], self.shards, indices, 0.1, best=w)
+            assert set(modes) == {True}
+        assert modes_of(lambda: model.losses(w[None], self.shards, some)) == {True}
         assert modes_of(lambda: model.losses(w[None], self.shards, whole)) == {False}
         assert modes_of(lambda: loss_over(model, w, self.data)) == {False}
         assert modes_of(lambda: model.accuracy(w, self.data)) == {False}
         assert modes_of(lambda: model.metrics(0 * w, self.data)) == {False}
 
-    def test_loss_over_all_data_is_that_of_the_module_in_evaluation(self) -> None:
+    def test_loss_over_uses_evaluation_mode(self) -> None:
         loss, _ = by_autograd(self.model.trained(self.w[0]), self.data, np.arange(60))
         assert loss_over(self.model, self.w[0], self.data) == pytest.approx(loss, rel=1e-5)
 
-    def test_a_run_repeats_to_the_bit_and_leaves_the_programs_random_numbers(self) -> None:
+    def test_run_repeats_bit_for_bit(self) -> None:
+        """The run leaves the program's random state unchanged, and does not depend on
+        earlier use of the model.
+        """
         torch.manual_seed(5)
         before = torch.random.get_rng_state()
         first = fedbudget.train(
@@ -337,17 +328,15 @@ class TestRandomLayers:
         np.testing.assert_array_equal(first.w, again.w)
         assert (first.loss, first.accuracy) == (again.loss, again.accuracy)
         used = fedbudget.train(model=self.model, dataset="digits", case=2, budget="time=2s")
-        np.testing.assert_array_equal(
-            first.w, used.w
-        )  # nor does it matter what the model did before
+        np.testing.assert_array_equal(first.w, used.w)
 
 
 def _picked(positions: Sequence[int]) -> BatchIndices:
     return BatchIndices(np.array([[positions]], np.int32), np.zeros(1, np.int64))
 
 
-@pytest.mark.filterwarnings("ignore")  # of PyTorch, of scripted modules
-def test_a_scripted_module_is_refused() -> None:
+@pytest.mark.filterwarnings("ignore")  # PyTorch deprecates scripted modules
+def test_scripted_modules_are_rejected() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 3)))
     for module in (scripted, nn.Sequential(nn.Linear(5, 4), scripted)):
         with pytest.raises(UserError, match=r"torch\.jit\.script"):

@@ -1,5 +1,5 @@
-"""Local updates of a PyTorch module: what plain PyTorch and the compiled models compute,
-for few nodes and for many.
+"""Local updates of a PyTorch module: equal to plain PyTorch and to the compiled models, for
+few nodes and for many.
 """
 
 from collections.abc import Callable
@@ -32,32 +32,30 @@ from support.networks import (
 
 class TestAgainstPlainPyTorch:
     @pytest.mark.parametrize("batch", [None, 6])
-    def test_losses_and_gradients_before_the_first_update_are_autograds(
-        self, batch: int | None
-    ) -> None:
+    def test_first_losses_and_gradients(self, batch: int | None) -> None:
         model, data = TorchModel(network()), table()
         shards = three_nodes(data)
         indices = Sampler(shards.size, batch, seed=2).round(3)
         w = np.stack([random_w(model, seed) for seed in range(3)])
-        found = model.descend(w, shards, indices, 0.1, best=random_w(model, 9))
-        assert found.best_losses is not None
+        result = model.descend(w, shards, indices, 0.1, best=random_w(model, 9))
+        assert result.best_losses is not None
         for node in range(3):
             rows = shards.rows_of(node)[indices.of(node, 0, int(shards.size[node]))]
             loss, gradient = by_autograd(model.trained(w[node]), data, rows)
-            assert found.losses[node] == pytest.approx(loss, rel=1e-5)
-            np.testing.assert_allclose(found.gradients[node], gradient, atol=1e-6)
+            assert result.losses[node] == pytest.approx(loss, rel=1e-5)
+            np.testing.assert_allclose(result.gradients[node], gradient, atol=1e-6)
             best, _ = by_autograd(model.trained(random_w(model, 9)), data, rows)
-            assert found.best_losses[node] == pytest.approx(best, rel=1e-5)
+            assert result.best_losses[node] == pytest.approx(best, rel=1e-5)
         np.testing.assert_allclose(
-            model.losses(w, shards, indices), found.losses, rtol=1e-6
+            model.losses(w, shards, indices), result.losses, rtol=1e-6
         )
 
     @pytest.mark.parametrize("batch", [None, 6])
-    def test_local_updates_are_steps_of_sgd(self, batch: int | None) -> None:
+    def test_local_updates_match_sgd(self, batch: int | None) -> None:
         model, data = TorchModel(network()), table()
         shards = three_nodes(data)
         indices = Sampler(shards.size, batch, seed=2).round(4)
-        found = model.descend(random_w(model, 1)[None], shards, indices, 0.3)
+        result = model.descend(random_w(model, 1)[None], shards, indices, 0.3)
         for node in range(3):
             module = model.trained(random_w(model, 1))
             train_by_sgd(
@@ -67,12 +65,11 @@ class TestAgainstPlainPyTorch:
                 0.3,
             )
             np.testing.assert_allclose(
-                found.w[node], flat(list(module.parameters())), atol=1e-5
+                result.w[node], flat(list(module.parameters())), atol=1e-5
             )
 
-    def test_a_shard_of_thousands_is_taken_in_pieces_with_the_same_loss_and_gradient(
-        self,
-    ) -> None:
+    def test_large_shard_is_split(self) -> None:
+        """Splitting keeps the loss and the gradient."""
         data = table(samples=2_501)
         seen: list[int] = []
 
@@ -83,42 +80,39 @@ class TestAgainstPlainPyTorch:
 
         model = TorchModel(Counting(5, 3))
         w, shards = random_w(model, 3), Shards.whole(data)
-        found = model.descend(w[None], shards, BatchIndices.whole(1), 0.1)
+        result = model.descend(w[None], shards, BatchIndices.whole(1), 0.1)
         assert seen == [1000, 1000, 501]
         loss, gradient = by_autograd(model.trained(w), data, np.arange(2_501))
-        assert found.losses[0] == pytest.approx(loss, rel=1e-5)
-        np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
+        assert result.losses[0] == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(result.gradients[0], gradient, atol=1e-6)
         seen.clear()
         assert loss_over(model, w, data) == pytest.approx(loss, rel=1e-5)
         assert seen == [200] * 12 + [101]
 
-    def test_bytes_are_scaled_when_they_are_used(self) -> None:
+    def test_bytes_are_scaled_on_use(self) -> None:
         rng = np.random.default_rng(0)
         stored = rng.integers(0, 256, (30, 5)).astype(np.uint8)
         y = rng.integers(0, 3, 30).astype(np.float32)
         model = TorchModel(network())
         w = random_w(model, 0)
-        as_bytes, as_numbers = (
-            Table(stored, y, 1 / 255),
-            Table((stored / 255).astype(np.float32), y),
-        )
+        as_bytes = Table(stored, y, 1 / 255)
+        as_numbers = Table((stored / 255).astype(np.float32), y)
         assert loss_over(model, w, as_bytes) == pytest.approx(
             loss_over(model, w, as_numbers), rel=1e-6
         )
         assert loss_over(model, w, Table(stored, y)) != pytest.approx(
             loss_over(model, w, as_numbers), rel=0.1
         )
-        assert stored.dtype == np.uint8  # and what was stored is as it was
         assert np.array_equal(stored, np.random.default_rng(0).integers(0, 256, (30, 5)))
 
-    def test_numbers_are_scaled_in_a_copy(self) -> None:
+    def test_scaling_copies_the_data(self) -> None:
         data = table()
         before = data.x.copy()
         model = TorchModel(network())
         loss_over(model, model.initial(0), Table(data.x, data.y, scale=0.5))
         assert np.array_equal(data.x, before)
 
-    def test_w_and_data_may_be_read_only(self) -> None:
+    def test_read_only_arrays_are_accepted(self) -> None:
         data, model = table(), TorchModel(network())
         w = random_w(model, 0)
         expected = model.accuracy(w, data), loss_over(model, w, data)
@@ -128,7 +122,7 @@ class TestAgainstPlainPyTorch:
         assert (model.accuracy(w, again), loss_over(model, w, again)) == expected
         np.testing.assert_array_equal(flat(list(model.trained(w).parameters())), w)
 
-    def test_more_tables_than_are_kept_are_not_mixed_up(self) -> None:
+    def test_table_cache_overflow(self) -> None:
         model = TorchModel(network())
         w, tables = random_w(model, 0), [table(seed=seed) for seed in range(7)]
         losses = [loss_over(model, w, each) for each in tables]
@@ -137,11 +131,9 @@ class TestAgainstPlainPyTorch:
         assert len(set(losses)) == 7
 
 
-class TestAgainstTheCompiledModels:
+class TestAgainstCompiledModels:
     @pytest.mark.parametrize("batch", [None, 6])
-    def test_a_linear_module_with_cross_entropy_is_softmax_regression(
-        self, batch: int | None
-    ) -> None:
+    def test_linear_module_matches_softmax(self, batch: int | None) -> None:
         data = table()
         shards = three_nodes(data)
         indices = Sampler(shards.size, batch, seed=4).round(5)
@@ -149,7 +141,7 @@ class TestAgainstTheCompiledModels:
         assert own.parameters == kernel.parameters
         w = np.stack([random_w(own, seed) for seed in range(3)])
         shift = np.stack([random_w(own, seed) for seed in range(30, 30 + len(shards))])
-        found = own.descend(w, shards, indices, 0.2, w[0], shift)
+        result = own.descend(w, shards, indices, 0.2, w[0], shift)
         expected = kernel.descend(
             _biases_inside(w),
             shards,
@@ -158,20 +150,19 @@ class TestAgainstTheCompiledModels:
             _biases_inside(w[:1])[0],
             _biases_inside(shift),
         )
-        np.testing.assert_allclose(_biases_inside(found.w), expected.w, atol=1e-5)
+        np.testing.assert_allclose(_biases_inside(result.w), expected.w, atol=1e-5)
         np.testing.assert_allclose(
-            _biases_inside(found.gradients), expected.gradients, atol=1e-5
+            _biases_inside(result.gradients), expected.gradients, atol=1e-5
         )
-        np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
-        assert found.best_losses is not None
+        np.testing.assert_allclose(result.losses, expected.losses, rtol=1e-5)
+        assert result.best_losses is not None
         assert expected.best_losses is not None
-        np.testing.assert_allclose(found.best_losses, expected.best_losses, rtol=1e-5)
+        np.testing.assert_allclose(result.best_losses, expected.best_losses, rtol=1e-5)
         assert own.accuracy(w[1], data) == kernel.accuracy(_biases_inside(w)[1], data)
 
     @pytest.mark.parametrize("batch", [None, 6])
-    def test_a_linear_module_with_half_the_squared_error_is_linear_regression(
-        self, batch: int | None
-    ) -> None:
+    def test_linear_module_matches_linear_regression(self, batch: int | None) -> None:
+        """With half the squared error as loss."""
         rng = np.random.default_rng(1)
         data = Table(
             rng.normal(size=(60, 5)).astype(np.float32),
@@ -185,16 +176,16 @@ class TestAgainstTheCompiledModels:
             target="real",
         )
         w = np.stack([random_w(own, seed) for seed in range(3)])
-        found, expected = (
+        result, expected = (
             model.descend(w, shards, indices, 0.1) for model in (own, LinearRegression(5))
         )
-        np.testing.assert_allclose(found.w, expected.w, atol=1e-5)
-        np.testing.assert_allclose(found.gradients, expected.gradients, atol=1e-5)
-        np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+        np.testing.assert_allclose(result.w, expected.w, atol=1e-5)
+        np.testing.assert_allclose(result.gradients, expected.gradients, atol=1e-5)
+        np.testing.assert_allclose(result.losses, expected.losses, rtol=1e-5)
 
-    def test_a_whole_run_is_the_same_run(self) -> None:
-        """Adaptive τ, with its estimates: the same τ in each round, and the same w at the
-        end.
+    def test_whole_run_matches(self) -> None:
+        """With adaptive τ and its estimates: the same τ in each round, and the same final
+        loss.
         """
         start = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
         for parameter in start.parameters():
@@ -213,35 +204,37 @@ class TestAgainstTheCompiledModels:
 
 
 class TestManyNodes:
-    """Many nodes of a small module are batched; that must not change anything."""
+    """Many nodes of a small module are batched. Batching must not change any result."""
 
     NODES, BATCH, UPDATES = 12, 5, 4
 
-    def both_ways(
+    def batched_and_sequential(
         self,
         make: Callable[[], nn.Module],
         monkeypatch: pytest.MonkeyPatch,
         *,
-        own_steps: bool = False,
+        per_node_steps: bool = False,
         **options: Any,
     ) -> tuple[Descent, Descent]:
-        eta = np.linspace(0.02, 0.2, self.NODES).astype(np.float32) if own_steps else 0.1
-        counts = 1 + np.arange(self.NODES) % self.UPDATES if own_steps else None
+        eta = (
+            np.linspace(0.02, 0.2, self.NODES).astype(np.float32) if per_node_steps else 0.1
+        )
+        counts = 1 + np.arange(self.NODES) % self.UPDATES if per_node_steps else None
         data = table(samples=120)
         shards = Shards.of(
             data, np.array_split(np.random.default_rng(1).permutation(120), self.NODES)
         )
-        found = []
+        result = []
         for small in (torch_model._SMALL, 0):
             monkeypatch.setattr(torch_model, "_SMALL", small)
             model = TorchModel(make, **options)
             w = np.stack([random_w(model, seed) for seed in range(self.NODES)])
             indices = Sampler(shards.size, self.BATCH, seed=3).round(self.UPDATES)
             indices = replace(indices, counts=counts)
-            found.append(
+            result.append(
                 model.descend(w, shards, indices, eta, random_w(model, 99), w[::-1].copy())
             )
-        return found[0], found[1]
+        return result[0], result[1]
 
     @staticmethod
     def assert_same(first: Descent, second: Descent) -> None:
@@ -252,27 +245,23 @@ class TestManyNodes:
         np.testing.assert_allclose(first.losses, second.losses, rtol=1e-6)
         np.testing.assert_allclose(first.best_losses, second.best_losses, rtol=1e-6)
 
-    def test_at_once_they_do_what_they_do_in_turn(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.assert_same(*self.both_ways(network, monkeypatch))
+    def test_batched_matches_sequential(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.assert_same(*self.batched_and_sequential(network, monkeypatch))
 
-    def test_with_steps_of_their_own_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        at_once, in_turn = self.both_ways(network, monkeypatch, own_steps=True)
-        self.assert_same(at_once, in_turn)
-        same_steps = self.both_ways(network, monkeypatch)[1]
-        assert not np.isclose(in_turn.w, same_steps.w).all(axis=1).any()
+    def test_per_node_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        batched, sequential = self.batched_and_sequential(
+            network, monkeypatch, per_node_steps=True
+        )
+        self.assert_same(batched, sequential)
+        same_steps = self.batched_and_sequential(network, monkeypatch)[1]
+        assert not np.isclose(sequential.w, same_steps.w).all(axis=1).any()
 
-    def test_with_a_real_target_and_a_column_of_outputs_too(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_real_target_with_output_column(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.assert_same(
-            *self.both_ways(lambda: nn.Linear(5, 1), monkeypatch, target="raw")
+            *self.batched_and_sequential(lambda: nn.Linear(5, 1), monkeypatch, target="raw")
         )
 
-    def test_a_parameter_that_is_one_number_is_one_for_each_node(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_scalar_parameter_per_node(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Scaled(nn.Linear):
             def __init__(self) -> None:
                 super().__init__(5, 3)
@@ -281,25 +270,25 @@ class TestManyNodes:
             def forward(self, x: Tensor) -> Tensor:
                 return self.scale * super().forward(x)
 
-        self.assert_same(*self.both_ways(Scaled, monkeypatch))
+        self.assert_same(*self.batched_and_sequential(Scaled, monkeypatch))
 
-    def test_what_is_random_takes_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        first, second = self.both_ways(
+    def test_random_layers_run_sequentially(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        first, second = self.batched_and_sequential(
             lambda: nn.Sequential(network(), nn.Dropout(0.5)), monkeypatch
         )
         assert first.w.tobytes() == second.w.tobytes()
 
-    def test_a_loss_that_cannot_be_batched_takes_turns(
+    def test_unbatchable_loss_runs_sequentially(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def loss(output: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(output, y) * (1.0 if y.max().item() >= 0 else 2.0)
 
-        first, second = self.both_ways(network, monkeypatch, loss=loss)
+        first, second = self.batched_and_sequential(network, monkeypatch, loss=loss)
         assert first.w.tobytes() == second.w.tobytes()
 
-    def test_they_really_are_batched(self) -> None:
-        """A module is called once for each update of all nodes, and once for w^f."""
+    def test_nodes_are_batched(self) -> None:
+        """The module is called once per update of all nodes, and once for w^f."""
         calls = []
 
         class Counting(nn.Linear):
@@ -316,26 +305,22 @@ class TestManyNodes:
 
 
 def _biases_inside(w: Float32) -> Float32:
-    """From PyTorch's order, weights [3, 5] and then biases [3], to each class's weights and
-    then its bias.
-    """
+    """Reorder PyTorch's weights [3, 5] and biases [3] to weights and bias per class."""
     weights, biases = w[:, :15].reshape(-1, 3, 5), w[:, 15:, None]
     return np.ascontiguousarray(
         np.concatenate([weights, biases], axis=2).reshape(len(w), -1)
     )
 
 
-class TestNodesAlike:
+class TestIdenticalShards:
     """Nodes with the same samples, as in Case 3."""
 
     ROWS = np.arange(5, 35), np.arange(20, 50)
 
     def results(
-        self, places: list[int], w: Float32, shift: Float32 | None
+        self, shard_ids: list[int], w: Float32, shift: Float32 | None
     ) -> tuple[list[Any], int]:
-        """Everything of the nodes whose rows are at these places, and how many batches
-        passed through the module.
-        """
+        """Results of nodes that hold these shards, and the number of forward passes."""
         passes = 0
 
         class Counting(nn.Linear):
@@ -345,10 +330,12 @@ class TestNodesAlike:
                 return super().forward(x)
 
         model = TorchModel(Counting(5, 3))
-        shards = Shards.of(table(), [self.ROWS[place] for place in places])
+        shards = Shards.of(table(), [self.ROWS[shard] for shard in shard_ids])
         indices = Sampler(shards.size, 6, seed=2).round(4)
-        found = model.descend(w, shards, indices, 0.3, best=random_w(model, 9), shift=shift)
-        return [found.w, found.losses, found.gradients, found.best_losses], passes
+        result = model.descend(
+            w, shards, indices, 0.3, best=random_w(model, 9), shift=shift
+        )
+        return [result.w, result.losses, result.gradients, result.best_losses], passes
 
     @pytest.mark.parametrize(
         ("w", "shifted", "passes"),
@@ -358,24 +345,23 @@ class TestNodesAlike:
             ([0], True, 5 * 4 + 2),
         ],
     )
-    def test_one_computes_for_all_where_w_is_the_same(
+    def test_identical_nodes_compute_once(
         self, w: list[int], shifted: bool, passes: int
     ) -> None:
-        places, vectors = (
-            [0, 1, 0, 1, 0],
-            np.random.default_rng(0).normal(0, 0.5, (5, 18)).astype(np.float32),
-        )
+        """Nodes that share samples and w share one computation."""
+        shard_ids = [0, 1, 0, 1, 0]
+        vectors = np.random.default_rng(0).normal(0, 0.5, (5, 18)).astype(np.float32)
         shift = vectors if shifted else None
-        found, together = self.results(places, vectors[w], shift)
+        result, together = self.results(shard_ids, vectors[w], shift)
         alone = [
             self.results(
-                [place],
+                [shard],
                 vectors[w][[node % len(w)]],
                 None if shift is None else shift[[node]],
             )[0]
-            for node, place in enumerate(places)
+            for node, shard in enumerate(shard_ids)
         ]
-        for number, all_nodes in enumerate(found):
+        for number, all_nodes in enumerate(result):
             assert np.array_equal(
                 all_nodes, np.concatenate([each[number] for each in alone])
             )
