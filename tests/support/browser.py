@@ -1,8 +1,8 @@
-"""A real browser, and what a page does in it: what it asks for, what it complains of.
+"""A real Chromium that records the requests and console errors of a page.
 
-with chromium() as browser, looking(browser, width=360) as look:
-    look.page.goto(address)
-    assert look.complaints == []
+with chromium() as browser, open_page(browser, width=360) as view:
+    view.page.goto(address)
+    assert view.console_errors == []
 """
 
 import shutil
@@ -19,9 +19,9 @@ PROGRAM = (
     or shutil.which("chromium-browser")
     or shutil.which("google-chrome")
 )
-PATIENCE = 60_000.0  # milliseconds, for a machine that has much else to do
+PATIENCE = 60_000.0  # milliseconds; long enough for a busy machine
 
-_ALONE = (
+_FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
     "--disable-background-networking",
@@ -32,55 +32,56 @@ _ALONE = (
 
 
 @dataclass
-class Look:
-    """A page that is open.
+class OpenPage:
+    """An open page.
 
     Args:
-      requests: every address that was asked for.
-      complaints: errors and warnings of the console, and errors that nobody caught.
+      requests: all requested addresses.
+      console_errors: errors and warnings of the console, and uncaught exceptions.
     """
 
     page: Page
     requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
+    console_errors: list[str] = field(default_factory=list)
 
     def until(self, expression: str) -> None:
-        """Until an expression of JavaScript is true.
+        """Wait until a JavaScript expression is true.
 
-        Asked from here again and again: a page that may not evaluate text cannot be told to
-        wait for it."""
+        Polls, because the page's content security policy forbids Playwright's
+        `wait_for_function`."""
         began = time.monotonic()
         while not self.page.evaluate(expression):
             assert 1000 * (time.monotonic() - began) < PATIENCE, (
-                f"it has not come to pass: {expression}"
+                f"timeout while waiting for {expression}"
             )
             self.page.wait_for_timeout(20)
 
     def text(self, selector: str) -> str:
         return self.page.locator(selector).first.inner_text()
 
-    def drawn(self) -> None:
-        """Until all charts of a run are drawn."""
+    def wait_until_drawn(self) -> None:
+        """Wait until all charts of a run are drawn."""
         self.until(
             "[...document.querySelectorAll('.run')].every((run) => run.dataset.drawn) && "
             "document.querySelector('.words[data-round]') !== null"
         )
 
     @property
-    def wider_than_the_screen(self) -> int:
-        found = self.page.evaluate(
+    def horizontal_overflow(self) -> int:
+        """Pixels by which the page is wider than the screen."""
+        overflow = self.page.evaluate(
             "document.documentElement.scrollWidth - window.innerWidth"
         )
-        return int(found)
+        return int(overflow)
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Starts one; skips the test where there is none."""
+    """Start Chromium; skip the test if it is not installed."""
     if PROGRAM is None:
-        pytest.skip("there is no Chromium here")
+        pytest.skip("Chromium is not installed")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=PROGRAM, args=_ALONE)
+        browser = playwright.chromium.launch(executable_path=PROGRAM, args=_FLAGS)
         try:
             yield browser
         finally:
@@ -88,10 +89,10 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def looking(
+def open_page(
     browser: Browser, *, width: int = 1280, dark: bool = False, offline: bool = False
-) -> Iterator[Look]:
-    """A page of its own, with nothing remembered."""
+) -> Iterator[OpenPage]:
+    """Open a page in a new browser context, without cookies or storage."""
     narrow = width < 500
     context = browser.new_context(
         viewport={"width": width, "height": 900},
@@ -101,17 +102,17 @@ def looking(
         offline=offline,
     )
     context.set_default_timeout(PATIENCE)
-    look = Look(context.new_page())
+    look = OpenPage(context.new_page())
     look.page.on("request", lambda request: look.requests.append(request.url))
     look.page.on(
         "console",
         lambda message: (
-            look.complaints.append(message.text)
+            look.console_errors.append(message.text)
             if message.type in ("error", "warning")
             else None
         ),
     )
-    look.page.on("pageerror", lambda error: look.complaints.append(str(error)))
+    look.page.on("pageerror", lambda error: look.console_errors.append(str(error)))
     try:
         yield look
     finally:

@@ -1,4 +1,4 @@
-"""A command in this process."""
+"""Commands of the command line, run in this process."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from fedbudget.cli.main import main
 def run_command(
     capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, str, str]:
-    """Its exit code, and what it wrote to standard output and to standard error."""
+    """Run a command; return exit code, standard output and standard error."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main([*arguments])

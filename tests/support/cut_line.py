@@ -1,7 +1,8 @@
-"""A line to a port of this machine that can be cut: every connection over it is reset, and
-new ones can be made.
+"""A TCP proxy to a local port that can reset all its connections.
 
-with cut_line(server.port) as line:
+New connections are accepted after a cut.
+
+with breakable_line(server.port) as line:
     node = net.join(0, address=line.address)
     line.cut()
 """
@@ -12,20 +13,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_RESET = struct.pack(
-    "ii", 1, 0
-)  # what is not read is thrown away, and the other end is told of it at once
+# SO_LINGER with 0 seconds: closing discards unread data and sends a reset at once.
+_RESET = struct.pack("ii", 1, 0)
 
 
 class Line:
-    """Carries bytes from a port of its own to another, both ways.
+    """Forwards bytes between its own port and another one, both ways.
 
     Args:
-      port: where connections go to.
+      port: the target port.
     """
 
     def __init__(self, port: int) -> None:
-        self.made = 0  # connections
+        self.made = 0  # number of connections so far
         self._port = port
         self._ends: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -34,13 +34,13 @@ class Line:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Ends all connections that there are."""
+        """Reset all open connections."""
         with self._lock:
             ends, self._ends = self._ends, []
         for end in ends:
             with suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                end.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
+                end.shutdown(socket.SHUT_RDWR)  # wakes the reading thread
             end.close()
 
     def close(self) -> None:
@@ -60,10 +60,10 @@ class Line:
                 self._ends += [near, far]
                 self.made += 1
             for one, other in ((near, far), (far, near)):
-                threading.Thread(target=_carry, args=(one, other), daemon=True).start()
+                threading.Thread(target=_forward, args=(one, other), daemon=True).start()
 
 
-def _carry(one: socket.socket, other: socket.socket) -> None:
+def _forward(one: socket.socket, other: socket.socket) -> None:
     with suppress(OSError):
         while data := one.recv(2**16):
             other.sendall(data)
@@ -72,7 +72,7 @@ def _carry(one: socket.socket, other: socket.socket) -> None:
 
 
 @contextmanager
-def cut_line(port: int) -> Iterator[Line]:
+def breakable_line(port: int) -> Iterator[Line]:
     line = Line(port)
     try:
         yield line

@@ -1,15 +1,13 @@
-"""The code blocks of Markdown pages: what they are, what is said about them, and which
-commands are in them.
+"""The code blocks of Markdown pages, with their languages, markers and commands.
 
-A block is fenced, with its language, or indented by four spaces, where the language is seen
-from its first line. What a test does with it is said right before it, in a comment that
-readers of the page do not see:
+A block is fenced, with its language, or indented by four spaces; then its first line shows
+the language. An HTML comment right before a block controls its test:
 
-    <!-- parsed only: needs other machines -->      is not run; its commands are checked
-    <!-- slow: six processes -->                    is run by `make test-slow` alone
+    <!-- parsed only: needs other machines -->      not run; its commands are checked
+    <!-- slow: six processes -->                    run by `make test-slow` only
 
-A block without such a comment is run. One with a title is a file of that name, for the
-blocks after it."""
+A block without such a comment is run. A block with a title is saved as a file of that name
+for later blocks."""
 
 import ast
 import re
@@ -31,14 +29,15 @@ _PROGRAMS = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """One block.
+    """One code block.
 
     Args:
-      line: the page's line that it begins at.
-      language: `sh`, `console` (commands after `$ `, and what they print), `python`, or
-        what the fence says; `text` for indented blocks that are none of these.
-      marker, why: `parsed only` or `slow`, and the reason; empty where nothing is said.
-      file: which it is, if it is one.
+      line: first line of the block in the page.
+      language: `sh`, `console` (commands after `$ `, and their output), `python`, or the
+        language of the fence; `text` for other indented blocks.
+      marker: `parsed only`, `slow` or empty.
+      why: the reason given with the marker.
+      file: name of the file that the block defines, or empty.
     """
 
     page: Path
@@ -54,7 +53,7 @@ class Block:
 
     @property
     def steps(self) -> list[tuple[str, list[str]]]:
-        """Scripts of the shell, each with the lines that the page shows it to print."""
+        """Shell scripts, each with the output lines shown on the page."""
         if self.language == "sh":
             return [(self.text, [])]
         steps: list[tuple[str, list[str]]] = []
@@ -71,14 +70,14 @@ class Block:
 
     @property
     def commands(self) -> list[list[str]]:
-        """All commands that a shell would start, word by word."""
+        """All commands that a shell would start, as lists of words."""
         if self.language == "ini":
             return [words for script in _started(self.text) for words in _commands(script)]
         return [words for script, _ in self.steps for words in _commands(script)]
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """In the page's order; a marker that no block follows is an error."""
+    """Return the blocks of a page in order. A marker without a block is an error."""
     lines = page.read_text(encoding="utf-8").splitlines()
     found: list[Block] = []
     marker: re.Match[str] | None = None
@@ -110,12 +109,10 @@ def blocks_of(page: Path) -> list[Block]:
             marker, number = None, end
             continue
         if line.strip():
-            assert marker is None, (
-                f"{page.name}:{number}: no block follows what is said of one"
-            )
+            assert marker is None, f"{page.name}:{number}: no block follows the marker"
             marker = _MARKER.fullmatch(line)
             assert marker or not re.match(r"<!-- *(parsed|slow)", line), (
-                f"{page.name}:{begins}: say why: {line}"
+                f"{page.name}:{begins}: the marker needs a reason: {line}"
             )
             listed = bool(_LIST.match(line)) or (listed and line.startswith(" "))
         number += 1
@@ -123,14 +120,14 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def runnable(script: str) -> str:
-    """A script without its `pip install`, which tests do not do."""
+    """Return the script without `pip install`, which tests skip."""
     return "\n".join(
         ":" if line.startswith("pip install") else line for line in script.splitlines()
     )
 
 
 def filled_in(script: str) -> str:
-    """A script with words in place of `<what the reader fills in>`."""
+    """Return the script with its `<placeholders>` replaced by a word."""
     return _PLACEHOLDER.sub("FILLED-IN", script)
 
 
@@ -175,13 +172,13 @@ def _commands(script: str) -> Iterator[list[str]]:
             elif redirected:
                 redirected = False
             elif word == "$@":
-                continue  # whatever it is, it is checked where it is set
+                continue  # the arguments are checked on the line that sets them
             elif command or not (word in _NO_COMMAND or _ASSIGNMENT.match(word)):
                 command.append(word)
 
 
 def _started(unit: str) -> Iterator[str]:
-    """What a systemd unit starts, as a script."""
+    """The commands that a systemd unit starts, as scripts."""
     for line in unit.splitlines():
         if line.startswith("ExecStart="):
             words = shlex.split(line.removeprefix("ExecStart="))

@@ -1,4 +1,4 @@
-"""Hosts of their own on this machine, with delay, loss and cuts between them.
+"""Emulated hosts on this machine, with delay, loss and cuts between them.
 
     with emulated_network(hosts=2) as network:
         network.popen(0, ["fedbudget", "serve", ...])
@@ -6,17 +6,17 @@
         network.set(delay=0.080, loss=0.05)
         network.cut(1)
 
-A host is a network namespace with a TUN device. A router reads what hosts send, loses some
-of it, holds the rest for the delay and hands it to the host it is for. It is all in user
-space, as not every kernel has the netem queue.
+A host is a network namespace with a TUN device. A router reads the packets of all hosts,
+drops some of them, delays the others and delivers them. It runs in user space, because not
+every kernel has the netem queue.
 
-- The router is a process of its own (this file, run as a script): what the tests do neither
-  slows nor stops packets.
-- The router makes the hosts and removes them when its control socket ends, so a killed test
-  leaves nothing behind.
-- A change holds for every packet that the router reads after the call returns. Packets on
-  their way keep their delay; a cut loses them.
-- Hosts reach each other and nothing else: there is no other device and no other route.
+- The router is a separate process (this file, run as a script), so tests neither slow nor
+  stop packets.
+- The router creates the hosts and removes them when its control socket closes. A killed
+  test leaves nothing behind.
+- A change applies to every packet that the router reads after the call returns. Packets in
+  flight keep their delay; a cut drops them.
+- Hosts can reach only each other: there is no other device and no other route.
 """
 
 import ctypes
@@ -44,15 +44,15 @@ from typing import Any
 import pytest
 
 MTU = 1500
-"""What most networks have: a megabyte is some 700 packets, each of them lost or not."""
+"""The MTU of most networks; a megabyte is about 700 packets."""
 
-MOST_HELD = 64 << 20
-"""Bytes that the router holds at most; it drops what comes beyond."""
+MAX_HELD = 64 << 20
+"""Maximum number of bytes held by the router; further packets are dropped."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How the network is now: what the router is told, whole, at every change."""
+    """Conditions of the network; every change sends all of them to the router."""
 
     delay: float = 0.0
     loss: float = 0.0
@@ -67,20 +67,20 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Counters:
-    """What the router has seen so far, all of one moment."""
+    """A consistent snapshot of the router's counters."""
 
     packets: int
-    """Passed to the host they were for."""
+    """Delivered packets."""
     bytes: int
-    """Of those packets, with the headers of IP and above."""
+    """Bytes of these packets, including the IP header."""
     dropped: int
-    """Packets lost by chance, by a cut, for want of room, or as there is no such host."""
+    """Packets dropped at random, by a cut, by a full router, or without a target host."""
     held: int
-    """Packets on their way."""
+    """Packets in flight."""
 
 
 class Network:
-    """Hosts 0, 1, ... that run processes, and the conditions between them."""
+    """Hosts 0, 1, ... that run processes, and the network conditions between them."""
 
     def __init__(self, names: Sequence[str], control: socket.socket) -> None:
         self.names = tuple(names)
@@ -94,10 +94,13 @@ class Network:
     def popen(
         self, host: int, command: Sequence[str | os.PathLike[str]], **options: Any
     ) -> subprocess.Popen[Any]:
-        """A process on a host; options are subprocess.Popen's. Its pid is the command's
-        own: signals go there.
+        """Start a process on a host.
 
-        The process, what it starts and the pipes to it end with the network at the latest.
+        Its pid is that of the command, so signals reach the command. The process, its
+        children and its pipes are closed with the network at the latest.
+
+        Args:
+          options: options of `subprocess.Popen`.
         """
         process = subprocess.Popen(
             ["ip", "netns", "exec", self.names[self._checked(host)], *command], **options
@@ -106,16 +109,14 @@ class Network:
         return process
 
     def set(self, *, delay: float | None = None, loss: float | None = None) -> None:
-        """One-way delay in seconds and loss probability of every packet from now on; what
-        is not given stays.
-        """
+        """Set the one-way delay in seconds, the loss probability, or both."""
         now = self._conditions
         delay = now.delay if delay is None else delay
         loss = now.loss if loss is None else loss
         self._change(replace(now, delay=delay, loss=loss))
 
     def cut(self, host: int) -> None:
-        """Drop all packets from and to a host, those on their way too, until it is mended."""
+        """Drop all packets from and to a host, including those in flight, until `mend`."""
         cut = {*self._conditions.cut, self._checked(host)}
         self._change(replace(self._conditions, cut=tuple(sorted(cut))))
 
@@ -153,11 +154,9 @@ class Network:
 
 @contextmanager
 def emulated_network(
-    hosts: int, *, mtu: int = MTU, most_held: int = MOST_HELD
+    hosts: int, *, mtu: int = MTU, max_held: int = MAX_HELD
 ) -> Iterator[Network]:
-    """Hosts for a test, gone when it ends. Skips the test, with the reason, where they
-    cannot be made.
-    """
+    """Create hosts for a test; skip the test with a reason if that is impossible."""
     if not 1 <= hosts <= 254:
         raise ValueError(f"the hosts share a /24 network: 1 to 254 of them, not {hosts}")
     if reason := _why_not():
@@ -167,9 +166,8 @@ def emulated_network(
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with control:
         with theirs:
-            command = [sys.executable, "-I", __file__, str(mtu), str(most_held), *names]
-            # A session of its own: Ctrl-C is for the tests, which end the router when they
-            # are done.
+            command = [sys.executable, "-I", __file__, str(mtu), str(max_held), *names]
+            # A new session: Ctrl-C is for the tests, which end the router themselves.
             router = subprocess.Popen(
                 command, stdin=theirs.fileno(), start_new_session=True
             )
@@ -177,18 +175,17 @@ def emulated_network(
         try:
             refused = _received(control).get("refused")
             if refused:
-                pytest.skip(f"hosts cannot be made here: {refused}")
+                pytest.skip(f"hosts cannot be created: {refused}")
             yield network
         finally:
-            control.shutdown(
-                socket.SHUT_RDWR
-            )  # not only close: a forked process may hold a copy
+            # A forked process may hold a copy of the socket, so closing is not enough.
+            control.shutdown(socket.SHUT_RDWR)
             router.wait()
             _remove(names)  # for a router that was killed
             for process in network.processes:
                 process.wait()
                 for pipe in (process.stdin, process.stdout, process.stderr):
-                    with suppress(OSError):  # what nobody is left to read
+                    with suppress(OSError):  # unread output
                         if pipe:
                             pipe.close()
 
@@ -204,13 +201,13 @@ def _address(host: int) -> str:
 
 def _why_not() -> str | None:
     if sys.platform != "linux":
-        return "network namespaces are Linux's"
+        return "network namespaces need Linux"
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
-        return "there is no ip command (iproute2)"
+        return "the ip command (iproute2) is missing"
     if not Path("/dev/net/tun").exists():
-        return "there is no /dev/net/tun"
+        return "/dev/net/tun is missing"
     return None
 
 
@@ -218,21 +215,20 @@ def _received(control: socket.socket) -> dict[str, Any]:
     answer = control.recv(1 << 16)
     if not answer:
         raise RuntimeError(
-            "the router of the emulated network has ended; its standard error says why"
+            "the router of the emulated network has ended; see its standard error"
         )
     message: dict[str, Any] = json.loads(answer)
     return message
 
 
 def _remove(names: Sequence[str]) -> None:
-    """Ends what runs on the hosts, and the hosts. Those that are gone already are fine."""
-    there = {line.split()[0] for line in _ip("netns", "list").splitlines()}
+    """Kill all processes on the hosts and remove the hosts that still exist."""
+    existing = {line.split()[0] for line in _ip("netns", "list").splitlines()}
     for name in names:
-        if name not in there:
+        if name not in existing:
             continue
-        while pids := _ip(
-            "netns", "pids", name
-        ).split():  # again: one may have started another meanwhile
+        # Repeated, because a process may have started another one.
+        while pids := _ip("netns", "pids", name).split():
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -253,10 +249,10 @@ def _ip(*arguments: str, lines: Sequence[str] = ()) -> str:
     return done.stdout
 
 
-# The router's side.
+# The router process.
 
 
-def _main(mtu: int, most_held: int, names: Sequence[str]) -> None:
+def _main(mtu: int, max_held: int, names: Sequence[str]) -> None:
     control = socket.socket(fileno=0)
     try:
         try:
@@ -265,25 +261,24 @@ def _main(mtu: int, most_held: int, names: Sequence[str]) -> None:
             control.send(json.dumps({"refused": str(error)}).encode())
             return
         control.send(b"{}")
-        # Packets on time whatever the hosts compute, and no pause to look for cycles, as
-        # there are none.
+        # Keeps packets on time while hosts compute; there are no cycles to collect.
         with suppress(PermissionError):
             os.nice(-10)
         gc.disable()
-        _route(control, tuns, mtu, most_held)
+        _route(control, tuns, mtu, max_held)
     finally:
         _remove(names)
 
 
 def _make_hosts(names: Sequence[str], mtu: int) -> list[int]:
-    """A namespace with a device for each name; gives the router's ends of the devices."""
+    """Create a namespace and a device for each name; return the router's file handles."""
     tuns = []
     for host, name in enumerate(names):
         _ip("netns", "add", name)
         tuns.append(_open_tun(name))
-        # A long queue, as the kernel drops what a full one cannot take: loss is the
-        # router's to decide. No address of IPv6: its announcements would be packets that no
-        # test sent.
+        # A long queue, because the kernel drops packets if the queue is full, and only the
+        # router should drop packets. No IPv6 address: its announcements would be packets
+        # that no test sent.
         device = f"dev {_DEVICE}"
         lines = [
             "link set dev lo up",
@@ -296,23 +291,16 @@ def _make_hosts(names: Sequence[str], mtu: int) -> list[int]:
 
 
 def _open_tun(name: str) -> int:
-    """A new device in a namespace, which is the one that its opener is in."""
+    """Create a device in a namespace; the device belongs to the opener's namespace."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     there = os.open(f"/run/netns/{name}", os.O_RDONLY)
     try:
         _enter(there)
         try:
             tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-            set_device, no_frame, no_header = (
-                0x400454CA,
-                0x0001,
-                0x1000,
-            )  # TUNSETIFF, IFF_TUN, IFF_NO_PI
-            fcntl.ioctl(
-                tun,
-                set_device,
-                struct.pack("16sH22x", _DEVICE.encode(), no_frame | no_header),
-            )
+            set_device = 0x400454CA  # TUNSETIFF
+            flags = 0x0001 | 0x1000  # IFF_TUN | IFF_NO_PI
+            fcntl.ioctl(tun, set_device, struct.pack("16sH22x", _DEVICE.encode(), flags))
         finally:
             _enter(home)
     finally:
@@ -323,26 +311,25 @@ def _open_tun(name: str) -> int:
 
 def _enter(namespace: int) -> None:
     network = 0x40000000  # CLONE_NEWNET
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is not in Python 3.11
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns needs Python 3.12
     if libc.setns(namespace, network):
         number = ctypes.get_errno()
         raise OSError(number, f"setns: {os.strerror(number)}")
 
 
-def _route(control: socket.socket, tuns: Sequence[int], mtu: int, most_held: int) -> None:
-    """Carries packets until the control socket ends."""
+def _route(control: socket.socket, tuns: Sequence[int], mtu: int, max_held: int) -> None:
+    """Route packets until the control socket closes."""
     host_at = {tun: host for host, tun in enumerate(tuns)}
     host_of = {socket.inet_aton(_address(host)): host for host in range(len(tuns))}
     chance = random.Random(0).random
-    number = itertools.count()  # packets that are due at once go in the order they came
+    number = itertools.count()  # keeps the order of packets that are due at the same time
     held: list[tuple[float, int, int, int, bytes]] = []  # due, number, from, to, packet
     held_bytes = packets = passed_bytes = dropped = 0
     delay, loss, cut = 0.0, 0.0, frozenset[int]()
     listened = [control.fileno(), *tuns]
 
     while True:
-        # select, as its timeout is in microseconds; those of poll and epoll are in whole
-        # milliseconds.
+        # select has a timeout in microseconds; poll and epoll have milliseconds.
         wait = max(held[0][0] - monotonic(), 0.0) if held else None
         for ready in select.select(listened, (), (), wait)[0]:
             if ready not in host_at:
@@ -367,22 +354,20 @@ def _route(control: socket.socket, tuns: Sequence[int], mtu: int, most_held: int
                 )
                 continue
             source = host_at[ready]
-            for _ in range(
-                16
-            ):  # not without end: other hosts wait, and packets that are due
+            for _ in range(16):  # limited, so that other hosts and due packets are served
                 try:
                     packet = os.read(ready, mtu)
                 except BlockingIOError:
                     break
                 if packet[0] >> 4 != 4:
-                    continue  # IPv6, which has no addresses here: the kernel's own talk
+                    continue  # IPv6 packets of the kernel; hosts have no IPv6 address
                 target = host_of.get(packet[16:20])
                 if (
                     target is None
                     or source in cut
                     or target in cut
                     or (loss and chance() < loss)
-                    or held_bytes + len(packet) > most_held
+                    or held_bytes + len(packet) > max_held
                 ):
                     dropped += 1
                     continue

@@ -1,6 +1,4 @@
-"""Fetching a small dataset from servers on this machine: what it holds, and what is seen of
-it on the way.
-"""
+"""Download a small dataset from a server on this machine, and check every step."""
 
 import gzip
 from pathlib import Path
@@ -15,9 +13,8 @@ from fedbudget.data.published import dataset_named, get
 from fedbudget.errors import UserError
 from support.web import Web
 
-LARGE = np.random.default_rng(0).bytes(
-    400_000
-)  # cannot be made smaller, and does not fit the buffers of one read
+# Random bytes: they do not compress, and are larger than one read buffer.
+LARGE = np.random.default_rng(0).bytes(400_000)
 CONTENTS = {"large.bin": LARGE, "little.bin": b"little"}
 ZIPPED = {
     f"{name}.gz": gzip.compress(contents, mtime=0) for name, contents in CONTENTS.items()
@@ -26,9 +23,11 @@ HERE = {f"small/{name}": contents for name, contents in ZIPPED.items()}
 PLAIN = {f"small/{name}": contents for name, contents in CONTENTS.items()}
 
 
-class Watch(Progress):
-    """Looks at every step that what is under a final name is complete, and keeps how much
-    came.
+class CheckingProgress(Progress):
+    """Checks at every step that files with their final name are complete.
+
+    Args:
+      stop_at: number of bytes after which the download is interrupted.
     """
 
     def __init__(self, folder: Path, stop_at: int | None = None) -> None:
@@ -54,7 +53,7 @@ class Watch(Progress):
 
 
 def fetch(folder: Path, *sources: Source) -> dict[str, Path]:
-    return get("small", folder, Watch(folder), sources)
+    return get("small", folder, CheckingProgress(folder), sources)
 
 
 def failure(folder: Path, *sources: Source) -> str:
@@ -65,7 +64,7 @@ def failure(folder: Path, *sources: Source) -> str:
     return message
 
 
-def everything(folder: Path) -> dict[str, bytes]:
+def folder_contents(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -81,6 +80,6 @@ def archive(web: Web, name: str) -> Source:
     return archive_of(web.url + name, "dir/{name}", limit=1_000_000)
 
 
-def begin(folder: Path, contents: bytes, name: str = "large.bin.gz.part") -> None:
+def write_partial(folder: Path, contents: bytes, name: str = "large.bin.gz.part") -> None:
     (folder / "small").mkdir()
     (folder / "small" / name).write_bytes(contents)

@@ -1,4 +1,4 @@
-"""The nodes of a problem as fleets."""
+"""Fleets of the nodes of a problem."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,10 @@ from fedbudget.protocol.fleet import Fleet
 from support.problems import Problem
 
 
-def alone(case: Problem, parts: Sequence[Int64], batch: int | None = None) -> list[Fleet]:
-    """Each node as a fleet of its own."""
+def single_node_fleets(
+    case: Problem, parts: Sequence[Int64], batch: int | None = None
+) -> list[Fleet]:
+    """One fleet for each node."""
     return [
         Fleet(
             case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node]
@@ -20,10 +22,10 @@ def alone(case: Problem, parts: Sequence[Int64], batch: int | None = None) -> li
     ]
 
 
-def together(case: Problem, parts: Sequence[Int64], batch: int | None = None) -> Fleet:
+def one_fleet(case: Problem, parts: Sequence[Int64], batch: int | None = None) -> Fleet:
     return Fleet(case.model, Shards.of(case.table, parts), batch=batch, seed=9)
 
 
 def sorted_parts(case: Problem, nodes: int) -> list[Int64]:
-    """Data of its own kind on each node: rows in the order of what is to be predicted."""
+    """Rows sorted by target and split into equal parts, so that nodes differ."""
     return list(np.array_split(np.argsort(case.y, kind="stable"), nodes))

@@ -1,9 +1,7 @@
-"""A grid in this process: every node is the real ClientApp, called with a message as if it
-had come over a network.
+"""A Flower grid in this process that calls the real ClientApp for every node.
 
-Messages and contexts go through Flower's own serialisation on their way, so that nothing
-but what it carries arrives. A test may make a node fail, forget, be away, or keep its reply
-back."""
+Messages and contexts pass through Flower's serialization, so only serialized content
+arrives. A test can make a node fail, forget, be away, or withhold its reply."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -23,20 +21,21 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedbudget.flower import client
 
 FIRST = 100
-"""Flower's number of the first node."""
+"""Flower's ID of the first node."""
 
 
-def carried(content: RecordDict) -> RecordDict:
-    """As it arrives."""
+def serialized(content: RecordDict) -> RecordDict:
+    """Return the content after serialization and deserialization."""
     return recorddict_from_proto(recorddict_to_proto(content))
 
 
 class LocalGrid(Grid):
-    """Nodes that are called directly.
+    """Calls nodes directly.
 
     Args:
-      run_config: the run's.
-      node_configs: of each node; Flower's numbers of them are FIRST, FIRST + 1 and so on.
+      run_config: the run configuration.
+      node_configs: one configuration per node; Flower's IDs are FIRST, FIRST + 1, ...
+      app: the ClientApp of all nodes.
     """
 
     def __init__(
@@ -49,17 +48,16 @@ class LocalGrid(Grid):
             number: Context(7, number, config, RecordDict(), run_config)
             for number, config in enumerate(node_configs, FIRST)
         }
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
-            1,
-            7,
-            1,
-        )  # whose messages are made here
+        # The identity that Flower writes into new messages.
+        TaskIdentity.task_id = 1
+        TaskIdentity.run_id = 7
+        TaskIdentity.node_id = 1
         self.away: set[int] = set()
         self.before: Callable[[int, Message], None] = lambda node, message: None
-        """Called before a node is; what it raises is the node's failure."""
-        self.kept_back: Callable[[int, Message], bool] = lambda node, message: False
-        """Whether a reply does not come yet; asked again and again."""
-        self.heard: list[tuple[int, str, RecordDict]] = []  # node, kind, content
+        """Called before a node; an exception makes the node fail."""
+        self.withheld: Callable[[int, Message], bool] = lambda node, message: False
+        """Whether a reply is still withheld; called at every pull."""
+        self.received: list[tuple[int, str, RecordDict]] = []  # node, kind, content
         self._app = app
         self._numbers = itertools.count()
         self._replies: dict[str, Message] = {}
@@ -73,34 +71,33 @@ class LocalGrid(Grid):
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        come = [
+        available = [
             name
             for name in message_ids
-            if not self.kept_back(
+            if not self.withheld(
                 self._replies[name].metadata.src_node_id, self._replies[name]
             )
         ]
-        return [self._replies.pop(name) for name in come]
+        return [self._replies.pop(name) for name in available]
 
     def get_node_ids(self) -> Iterable[int]:
         return [node for node in self.contexts if node not in self.away]
 
     def _answer(self, node: int, message: Message) -> Message:
-        arrived = Message(carried(message.content), metadata=message.metadata)  # type: ignore[call-overload]
-        self.heard.append((node, message.metadata.message_type, arrived.content))
-        context = context_from_proto(
-            context_to_proto(self.contexts[node])
-        )  # another process
+        arrived = Message(serialized(message.content), metadata=message.metadata)  # type: ignore[call-overload]
+        self.received.append((node, message.metadata.message_type, arrived.content))
+        # A copy, as if the node ran in another process.
+        context = context_from_proto(context_to_proto(self.contexts[node]))
         try:
             self.before(node, arrived)
             reply: Message = self._app(arrived, context)
         except Exception as error:
             return Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=arrived)
         self.contexts[node] = context_from_proto(context_to_proto(context))
-        reply.content = carried(reply.content)
+        reply.content = serialized(reply.content)
         return reply
 
-    # What a grid has besides.
+    # Required by the Grid interface, unused here.
 
     def set_run(self, run: Any) -> None: ...
 
@@ -117,16 +114,16 @@ class LocalGrid(Grid):
 
 
 def partitions(nodes: int, order: Iterable[int] | None = None) -> list[UserConfig]:
-    """Configurations of nodes that share a dataset."""
+    """Node configurations for a shared, partitioned dataset."""
     return [
         {"partition-id": number, "num-partitions": nodes}
         for number in order or range(nodes)
     ]
 
 
-def asked(**settings: Any) -> UserConfig:
-    """A run's configuration."""
-    found: Mapping[str, Any] = {
+def run_config(**settings: Any) -> UserConfig:
+    """Flower's run configuration for these settings."""
+    config: Mapping[str, Any] = {
         name.replace("_", "-"): value for name, value in settings.items()
     }
-    return dict(found)
+    return dict(config)

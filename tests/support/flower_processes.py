@@ -1,11 +1,11 @@
-"""Flower's own processes on loopback: a SuperLink, SuperNodes and `flwr run`, ended when
-the test is.
+"""Flower's processes on loopback: a SuperLink, SuperNodes and `flwr run`.
 
-    with fleet(folder, ["partition-id=0 num-partitions=2", "partition-id=1
-        num-partitions=2"]) as flower: made = flower.run("loopback", tau=5, rounds=3)
+    nodes = ["partition-id=0 num-partitions=2", "partition-id=1 num-partitions=2"]
+    with fleet(folder, nodes) as flower:
+        run = flower.run("loopback", tau=5, rounds=3)
 
-All that Flower keeps is in a temporary folder, it sends no telemetry and looks for no
-updates. What its processes have said is in `flower.log`."""
+All processes end with the test. Flower's files are in a temporary folder; telemetry and
+update checks are off. `flower.log` is the output of all processes."""
 
 import json
 import os
@@ -22,17 +22,17 @@ from typing import Any
 from fedbudget.runs.folder import Run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
-PATIENCE = 120.0  # seconds, for a machine that has much else to do
+PATIENCE = 120.0  # seconds; long enough for a busy machine
 
 Process = subprocess.Popen[bytes]
 
 
 class Flower:
-    """What starts Flower's programs.
+    """Starts Flower's programs.
 
     Args:
-      folder: for all that they keep.
-      environment: of theirs, besides what all need.
+      folder: folder for all their files.
+      environment: additional environment variables.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
@@ -44,23 +44,18 @@ class Flower:
     def run(
         self, connection: str, *more: str, patience: float = PATIENCE, **settings: Any
     ) -> Run:
-        """Makes a run of the example with these settings."""
+        """Run the example with these settings to its end."""
         running, out = self.begin(connection, *more, **settings)
-        self.wait(
-            lambda: running.poll() is not None, patience
-        )  # it shows what the ServerApp says, until that ends
-        assert (out / "plot.png").exists(), (
-            f"there is no run:\n{self.log[-5000:]}"
-        )  # the last of its files
+        self.wait(lambda: running.poll() is not None, patience)
+        # The plot is the last file that a run writes.
+        assert (out / "plot.png").exists(), f"the run failed:\n{self.log[-5000:]}"
         return Run.open(out)
 
     def begin(self, connection: str, *more: str, **settings: Any) -> tuple[Process, Path]:
-        """Begins such a run; gives the process that shows it, and its folder."""
+        """Start a run; return the process that streams its log, and the run's folder."""
         self._runs += 1
-        out, config = (
-            self.folder / f"run-{self._runs}",
-            self.folder / f"run-{self._runs}.toml",
-        )
+        out = self.folder / f"run-{self._runs}"
+        config = self.folder / f"run-{self._runs}.toml"
         given = {
             "out": str(out),
             **{name.replace("_", "-"): value for name, value in settings.items()},
@@ -101,24 +96,21 @@ class Flower:
         until = time.monotonic() + patience
         while not there():
             assert time.monotonic() < until, (
-                f"nothing came of it in {patience:g} seconds:\n{self.log[-5000:]}"
+                f"timeout after {patience:g} seconds:\n{self.log[-5000:]}"
             )
             time.sleep(0.1)
 
 
 @contextmanager
 def fleet(folder: Path, nodes: Sequence[str]) -> Iterator[Flower]:
-    """A SuperLink by the name of loopback, and a SuperNode with each of these
-    configurations.
-    """
+    """Start a SuperLink named loopback, and a SuperNode for each configuration."""
     with processes(folder) as flower:
         port, *others = _free_ports(1 + len(nodes))
         connection = (
             f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
         )
         (folder / "config.toml").write_text(connection)
-        # Without the option it would make an environment for the app, from the package
-        # index.
+        # Without this option Flower installs the app's dependencies from the package index.
         flower.start(
             "flower-superlink",
             "--insecure",
@@ -136,9 +128,7 @@ def fleet(folder: Path, nodes: Sequence[str]) -> Iterator[Flower]:
 
 @contextmanager
 def simulation(folder: Path) -> Iterator[Flower]:
-    """Flower as a newcomer has it: `flwr run` by the name of local starts a SuperLink that
-    simulates nodes.
-    """
+    """Flower's default: `flwr run . local` starts a SuperLink that simulates nodes."""
     one, another = _free_ports(2)
     with processes(
         folder,
@@ -150,23 +140,21 @@ def simulation(folder: Path) -> Iterator[Flower]:
 
 @contextmanager
 def processes(folder: Path, **environment: str) -> Iterator[Flower]:
-    """What starts Flower's programs; all of them, and what they have started, end with the
-    block.
-    """
+    """Start Flower's programs; end them and their children with the block."""
     flower = Flower(folder, environment)
     try:
         yield flower
     finally:
         for end in (signal.SIGTERM, signal.SIGKILL):
             for process in flower.started:
-                if process.poll() is None:  # else its number may be another's by now
+                if process.poll() is None:  # otherwise the pid may have been reused
                     os.killpg(process.pid, end)
-            # Some have left the group that they were started in; that folder is in the
-            # environment of no other process.
-            for stray in _having(f"FLWR_HOME={folder}"):
+            # Some have left their process group. No other process has this folder in its
+            # environment.
+            for stray in _with_variable(f"FLWR_HOME={folder}"):
                 with suppress(ProcessLookupError):
                     os.kill(stray, end)
-            _gone(flower, 5.0)
+            _wait_for_end(flower, 5.0)
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -176,34 +164,33 @@ def _environment(folder: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # One thread each: several in every process would only be in each other's way.
+        # One thread per process: more would compete for the cores.
         **dict.fromkeys(
             ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
         ),
-        # Its programs start one another by their bare names.
+        # Flower's programs start each other by name.
         "PATH": os.pathsep.join([str(_program("flwr").parent), os.environ.get("PATH", "")]),
     }
 
 
-def _gone(flower: Flower, seconds: float) -> None:
-    """Waits until all have ended, but no longer than that."""
+def _wait_for_end(flower: Flower, seconds: float) -> None:
+    """Wait until all processes have ended, at most for `seconds`."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if all(process.poll() is not None for process in flower.started) and not _having(
-            f"FLWR_HOME={flower.folder}"
-        ):
+        ended = all(process.poll() is not None for process in flower.started)
+        if ended and not _with_variable(f"FLWR_HOME={flower.folder}"):
             return
         time.sleep(0.1)
 
 
-def _having(variable: str) -> list[int]:
-    """Processes with that in their environment, where the system shows it."""
-    found = []
+def _with_variable(variable: str) -> list[int]:
+    """Pids of processes with this variable in their environment, if /proc shows it."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # another's, or it has just ended
+        with suppress(OSError):  # another user's process, or it has just ended
             if variable.encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def _listens(port: int) -> bool:

@@ -1,6 +1,4 @@
-"""Runs with a grid in this process, through both of the real apps; and the same on the
-in-process engine.
-"""
+"""Runs of both Flower apps on a grid in this process, and on the in-process engine."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from flwr.app import Context, RecordDict
 import fedbudget
 from fedbudget.flower import aggregate
 from fedbudget.result import Result
-from support.flower_grid import LocalGrid, asked, partitions
+from support.flower_grid import LocalGrid, partitions, run_config
 
 FIXED: dict[str, Any] = {
     "dataset": "digits",
@@ -24,7 +22,7 @@ FIXED |= {"budget": "time=1000s"}
 
 
 def run(out: Path, nodes: int = 3, local: LocalGrid | None = None, **more: Any) -> Result:
-    config = asked(**{**FIXED, "nodes": nodes, "out": str(out / "run"), **more})
+    config = run_config(**{**FIXED, "nodes": nodes, "out": str(out / "run"), **more})
     return aggregate(
         local or LocalGrid(config, partitions(nodes)),
         Context(7, 1, {}, RecordDict(), config),
@@ -32,10 +30,10 @@ def run(out: Path, nodes: int = 3, local: LocalGrid | None = None, **more: Any) 
     )
 
 
-def here(nodes: int = 3, **more: Any) -> Result:
-    """The same on the in-process engine."""
+def train_in_process(nodes: int = 3, **more: Any) -> Result:
+    """Train with the same settings on the in-process engine."""
     return fedbudget.train(**{**FIXED, "nodes": nodes, **more})
 
 
 def local(nodes: int = 3, **more: Any) -> LocalGrid:
-    return LocalGrid(asked(**{**FIXED, "nodes": nodes, **more}), partitions(nodes))
+    return LocalGrid(run_config(**{**FIXED, "nodes": nodes, **more}), partitions(nodes))

@@ -1,4 +1,4 @@
-"""An aggregator, and reports as a test wants them, without a fleet."""
+"""An aggregator and hand-made reports, without a fleet."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ from fedbudget.protocol.state import Quantize
 from support.problems import costs
 
 ONE = costs([1], [1])
-"""A local update takes 1s, the rest of a round 1s."""
+"""A local update takes 1 s, the rest of a round 1 s."""
 FIRST = Broadcast(1, np.zeros(2, np.float32), 3, 0.1, Request(), False, False)
-"""What an aggregator that is made here begins with."""
+"""The first broadcast of the aggregators of `make`."""
 
 
 def make(
@@ -32,11 +32,10 @@ def make(
     spending: SpendingRule = PaperSpending(),  # noqa: B008 (a value)
     **method: Any,
 ) -> Aggregator:
-    """An aggregator with two parameters, w(0) = (0, 0), that spends what it has by the
-    paper's rule.
+    """An aggregator with two parameters, w(0) = (0, 0), and the paper's spending rule.
 
     Args:
-      method: the rest of `Method`.
+      method: other fields of `Method`.
     """
     return Aggregator(
         np.zeros(2, np.float32),
@@ -54,18 +53,18 @@ def make(
 
 
 def make_started(seconds: float = 1000.0) -> Aggregator:
-    """One that has sent `FIRST`."""
+    """An aggregator that has sent `FIRST`."""
     aggregator = make(seconds)
     aggregator.start()
     return aggregator
 
 
-def go_on(answer: Broadcast | Outcome) -> Broadcast:
+def as_broadcast(answer: Broadcast | Outcome) -> Broadcast:
     assert isinstance(answer, Broadcast)
     return answer
 
 
-def ended(answer: Broadcast | Outcome) -> Outcome:
+def as_outcome(answer: Broadcast | Outcome) -> Outcome:
     assert isinstance(answer, Outcome)
     return answer
 
@@ -87,9 +86,13 @@ def report(
     best: float | None = None,
     estimates: tuple[float, float, float] | None = None,
 ) -> Report:
-    """Two nodes that agree on everything, but for gradients (±δ, 0) when there are
-    estimates; `best` is F(w^f), by default not better than the loss. Estimates that are
-    asked for and not given are NaN."""
+    """A report of two nodes with equal values.
+
+    Args:
+      best: F(w^f); the loss if None.
+      estimates: ρ, β and δ; the nodes' gradients are (±δ, 0). NaN if they are requested
+        and not given.
+    """
     asked = {"rho", "gradients"} & broadcast.report_fields
     rho, beta, delta = estimates or (
         (np.nan, np.nan, np.nan if "gradients" in asked else None) if asked else [None] * 3

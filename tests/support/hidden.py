@@ -1,4 +1,4 @@
-"""Programs in processes in which some packages are not installed, as far as they can tell."""
+"""Programs that cannot import some packages, as if these were not installed."""
 
 HEAVY = (
     "numba",
@@ -12,7 +12,7 @@ HEAVY = (
     "flwr",
     "cryptography",
 )
-"""All that a small node does without."""
+"""Packages that a small node does not need."""
 
 _PROGRAM = """
 import sys
@@ -21,12 +21,14 @@ from importlib.machinery import PathFinder
 class Without(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in {hidden} else PathFinder.find_spec(name, path, target)
+        if name.partition(".")[0] in {hidden}:
+            return None
+        return PathFinder.find_spec(name, path, target)
 
 sys.meta_path = [Without if each is PathFinder else each for each in sys.meta_path]
 """
 
 
-def without(code: str, hidden: tuple[str, ...] = HEAVY) -> str:
-    """The program, which finds none of these packages."""
+def without_packages(code: str, hidden: tuple[str, ...] = HEAVY) -> str:
+    """Return the program with an import hook that hides these packages."""
     return _PROGRAM.format(hidden=hidden) + code

@@ -1,7 +1,7 @@
-"""A real aggregator on loopback with two honest nodes, and one beside them that lies.
+"""A real aggregator on loopback with honest nodes and one malicious node, the liar.
 
-Nodes are in this process; all that passes goes over gRPC. The liar is a node like others,
-whose words are changed before they leave it."""
+Nodes run in this process and communicate over gRPC. The liar is a normal node whose
+messages are changed before they are sent."""
 
 import asyncio
 import threading
@@ -34,10 +34,12 @@ SETTINGS = Settings(model="softmax", dataset="digits", seed=1)
 
 @dataclass(frozen=True)
 class Lies:
-    """What a liar makes of its words.
+    """Changes to the messages of the liar.
 
     Args:
-      hello, ready, answer: from what an honest node would say to what is said.
+      hello: changes the Hello of an honest node.
+      ready: changes its costs.
+      answer: changes its answer to a request.
     """
 
     hello: Callable[[Hello], Hello] = lambda hello: hello
@@ -46,7 +48,7 @@ class Lies:
 
 
 class LyingWorker(Worker):
-    """A node that lies."""
+    """A node that changes its messages by `lies`."""
 
     def __init__(self, own: NodeData, lies: Lies) -> None:
         super().__init__(own)
@@ -62,8 +64,8 @@ class LyingWorker(Worker):
         return self._lies.answer(super().answer(request), request)
 
 
-def share(node: int, of: int = 3) -> NodeData:
-    """The samples of one node, counted from 1."""
+def node_share(node: int, of: int = 3) -> NodeData:
+    """The samples of one of `of` nodes; the first node is 1."""
     return from_dataset(SETTINGS, f"{node}/{of}")
 
 
@@ -73,7 +75,7 @@ def test_samples() -> Dataset:
 
 @contextmanager
 def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """In a thread of its own; all that runs in it is ended."""
+    """Run an event loop in a thread; cancel its tasks at the end."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -94,7 +96,7 @@ def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
         loop.close()
 
 
-def train_beside(
+def train_with_liar(
     lies: Lies | None,
     *,
     out: Path | None = None,
@@ -103,11 +105,13 @@ def train_beside(
     first: bool = False,
     **settings: Any,
 ) -> Result:
-    """A run with the honest nodes, and the liar if there is one.
+    """Train with honest nodes, and with a liar unless `lies` is None.
 
     Args:
-      wait_for: so many nodes, before the first round; all when not given.
-      first: whether the liar comes before all others.
+      honest: number of honest nodes.
+      wait_for: number of nodes before the first round; all by default.
+      first: whether the liar joins first.
+      settings: settings of the run.
     """
     known: dict[str, Any] = {
         "costs": "simulated",
@@ -117,14 +121,12 @@ def train_beside(
         "seed": 1,
     }
     nodes: list[Future[Any]] = []
-    workers = {f"n{each}": Worker(share(each)) for each in range(1, honest + 1)}
+    workers = {f"n{each}": Worker(node_share(each)) for each in range(1, honest + 1)}
     if lies is not None:
-        liar = {"liar": LyingWorker(share(3), lies)}
+        liar = {"liar": LyingWorker(node_share(3), lies)}
         workers = liar | workers if first else workers | liar
-    with (
-        event_loop() as loop,
-        patch.object(node_module, "_QUICK", 0.0),
-    ):  # one loop serves all: none may work in it
+    # All nodes share one loop, so none may compute in it.
+    with event_loop() as loop, patch.object(node_module, "_QUICK", 0.0):
 
         def connect(server: AggregatorServer) -> None:
             for name, worker in workers.items():

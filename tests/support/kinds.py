@@ -1,4 +1,4 @@
-"""Small tables of two features and a kind."""
+"""Small tables with two features and a class, named kind."""
 
 import csv
 from pathlib import Path

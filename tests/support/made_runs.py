@@ -1,4 +1,4 @@
-"""Runs on disk that nobody has made: records by formulas that can be checked by hand."""
+"""Run folders with synthetic records, whose formulas can be checked by hand."""
 
 import json
 import math
@@ -24,9 +24,7 @@ SETTINGS = Settings(
 
 
 def record(number: int, **changes: Any) -> RoundRecord:
-    """Round `number` of a run that spends 0.1 s and 5 kB in each, in half a second on the
-    wall.
-    """
+    """Record of a round that spends 0.1 s and 5 kB, and takes 0.5 s of wall-clock time."""
     usual = RoundRecord(
         round=number,
         t=5 * number,
@@ -59,7 +57,13 @@ def make_run(
     finished: bool = True,
     every: Callable[[RoundRecord], RoundRecord] = lambda own: own,
 ) -> Path:
-    """A run's folder; `summary` is added to what the summary of a finished one says."""
+    """Write the folder of a run; return its path.
+
+    Args:
+      rounds: records, or the number of records of `record`.
+      summary: overrides fields of the summary.
+      every: changes each record.
+    """
     records = (
         [every(record(number)) for number in range(1, rounds + 1)]
         if isinstance(rounds, int)
@@ -90,15 +94,15 @@ def make_run(
 
 
 @contextmanager
-def being_made(path: Path) -> Iterator[Path]:
-    """As if a program were at the run."""
+def held_by_writer(path: Path) -> Iterator[Path]:
+    """Lock the run, as the process that writes it does."""
     with (path / ROUNDS).open("rb") as file:
         folder.hold(file)
         yield path
 
 
 def many_rounds(path: Path, rounds: int) -> Path:
-    """A finished run of many rounds, of which one has a loss like no other."""
+    """Write a finished run of many rounds with one spike in the loss."""
     lines = []
     for number in range(1, rounds + 1):
         share = number / rounds
@@ -116,5 +120,5 @@ def many_rounds(path: Path, rounds: int) -> Path:
 
 
 def summary_of(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((path / "summary.json").read_text())
-    return found
+    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+    return summary

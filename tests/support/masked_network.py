@@ -1,6 +1,4 @@
-"""A server on loopback whose sums are masked, with nodes that can be made to die where a
-test wants.
-"""
+"""A server with secure aggregation on loopback; tests can make its nodes die."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ PHASES = [Group, Relay, Survivors]
 
 
 class Died(Exception):
-    """A node's process has ended."""
+    """The node's process has died."""
 
 
 @contextmanager
@@ -39,12 +37,11 @@ def die() -> None:
     raise Died
 
 
-def made_again(net: Network, broadcast: Broadcast, left: float = LONG) -> CollectedRound:
-    """A round that was made already, as after a crash of the aggregator, which has
-    forgotten it.
+def repeat_round(net: Network, broadcast: Broadcast, left: float = LONG) -> CollectedRound:
+    """Repeat a finished round, as an aggregator does after a crash.
 
     Args:
-      left: seconds until it ends whatever it has.
+      left: seconds after which the round ends.
     """
     for member in net.server.members.values():
         member.base_round = broadcast.round - 1
@@ -53,8 +50,7 @@ def made_again(net: Network, broadcast: Broadcast, left: float = LONG) -> Collec
 
 
 def chi_square(data: bytes) -> float:
-    counts, expected = (
-        np.bincount(np.frombuffer(data, np.uint8), minlength=256),
-        len(data) / 256,
-    )
+    """χ² statistic of the byte values against a uniform distribution."""
+    counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
+    expected = len(data) / 256
     return float(((counts - expected) ** 2 / expected).sum())

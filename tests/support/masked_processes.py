@@ -1,4 +1,4 @@
-"""Nodes of masked sums, as processes that are killed in the middle of a round."""
+"""Node processes of secure aggregation that are killed during a round."""
 
 import sys
 
@@ -22,8 +22,8 @@ main(sys.argv[3:])
 """
 
 
-def killed_at(start: Commands, port: int, node: int, what: str, when: int) -> Command:
-    """A node that is killed when it gets a message for the so many-th time."""
+def join_killed_at(start: Commands, port: int, node: int, what: str, when: int) -> Command:
+    """Start a node that kills itself at the `when`-th message of type `what`."""
     program = [sys.executable, "-c", _KILLED, what, str(when)]
     own = ["--data", f"n{node}.npz", "--name", f"n{node}", "--secure-aggregation"]
     return start.run("join", f"127.0.0.1:{port}", *own, program=program)

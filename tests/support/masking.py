@@ -1,6 +1,4 @@
-"""Members and a masked sum that talk to each other directly, with nodes that drop out
-wherever a test wants.
-"""
+"""Members and a masked sum that communicate directly; members can drop out in any phase."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -35,7 +33,7 @@ def group_for(
     )
 
 
-def begun(
+def new_masked_sum(
     members: Mapping[str, MaskingMember], attempt: int, length: int, share: float = 2 / 3
 ) -> MaskedSum:
     keys = {name: member.signed_key.public for name, member in members.items()}
@@ -54,14 +52,17 @@ def masked_round(
     before_opening: Collection[str] = (),
     seen: list[bytes] | None = None,
 ) -> tuple[UInt64, set[str]]:
-    """The sum that is opened, and whose vectors are in it; who drops out before what is
-    told.
+    """Run one masked round; return the opened sum and the members included in it.
 
     Args:
-      seen: gets the masked vectors.
+      share: threshold, as a share of the members.
+      before_shares: members that drop out before sending their shares.
+      before_vectors: members that drop out before sending their vectors.
+      before_opening: members that drop out before the sum is opened.
+      seen: receives the masked vectors.
     """
     length = len(next(iter(vectors.values())))
-    summed = begun(members, attempt, length, share)
+    summed = new_masked_sum(members, attempt, length, share)
     keys = {name: member.signed_key for name, member in members.items()}
     for name, member in members.items():
         if name not in before_shares:

@@ -1,6 +1,4 @@
-"""Broadcasts and reports with made-up numbers, readers that wait for them, and strategies
-that make descriptions.
-"""
+"""Random broadcasts and reports, readers that expect them, and Hypothesis strategies."""
 
 import math
 from dataclasses import replace
@@ -104,7 +102,7 @@ def vector(rng: np.random.Generator, d: int) -> Float32:
     return rng.normal(size=d).astype(np.float32)
 
 
-def a_broadcast(
+def random_broadcast(
     d: int, rng: np.random.Generator, request: Request, **other: Any
 ) -> Broadcast:
     known: dict[str, Any] = {
@@ -127,8 +125,8 @@ def a_broadcast(
     )
 
 
-def report_to(broadcast: Broadcast, n: int, rng: np.random.Generator) -> Report:
-    """With what was asked for."""
+def random_report(broadcast: Broadcast, n: int, rng: np.random.Generator) -> Report:
+    """A report with the requested fields and random values."""
     updated = broadcast.tau > 0
     estimates = broadcast.request.estimate and broadcast.round > 1 and updated
     drift = broadcast.drift is not None and updated
@@ -155,7 +153,7 @@ def report_to(broadcast: Broadcast, n: int, rng: np.random.Generator) -> Report:
 
 
 def as_received(report: Report, broadcast: Broadcast, kind: Kind) -> tuple[Report, bytes]:
-    """What the aggregator gets of a report's vectors, and how they are sent."""
+    """Return the report as the aggregator decodes it, and its encoded vectors."""
     if report.w is None:
         return report, b""
     vectors = encode(kind, report.w if kind == "none" else report.w - broadcast.w)
@@ -173,13 +171,13 @@ def _decoded(kind: Kind, data: bytes, like: Float32) -> Float32:
     return decode(kind, data, count, rows).reshape(like.shape)
 
 
-def welcomed(task: Task = TASK) -> AggregatorReader:
+def reader_after_welcome(task: Task = TASK) -> AggregatorReader:
     reader = AggregatorReader()
     reader.feed(pack_welcome(Welcome("run", task, (0,)))[0])
     return reader
 
 
-def expecting(broadcast: Broadcast, n: int, kind: Kind = "none") -> NodeReader:
+def reader_for_report(broadcast: Broadcast, n: int, kind: Kind = "none") -> NodeReader:
     reader = NodeReader()
     reader.expect_report(
         replace(broadcast, compress=kind), np.arange(n) + 7, np.arange(n) + 10
@@ -187,8 +185,8 @@ def expecting(broadcast: Broadcast, n: int, kind: Kind = "none") -> NodeReader:
     return reader
 
 
-def changed(message: Any, kind: str, field: str, value: Any) -> bytes:
-    """A message of the stream with one field of its `kind` changed, as bytes."""
+def with_field(message: Any, kind: str, field: str, value: Any) -> bytes:
+    """Serialize a message of the stream with one field of its `kind` changed."""
     copy = type(message)()
     copy.CopyFrom(message)
     setattr(getattr(copy, kind), field, value)

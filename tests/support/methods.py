@@ -1,6 +1,4 @@
-"""Whole runs of three small nodes, in the ways that a run can be made, with simulated
-costs; and their bits.
-"""
+"""Whole runs of three small nodes with every method and simulated costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -28,7 +26,7 @@ EXPECTED = costs([SGD.step.mean], [SGD.aggregation.mean])
 
 
 def accelerated(tau_max: int) -> Method:
-    """The whole method of that name, for short runs."""
+    """The accelerated method with settings for short runs."""
     return Method(
         BalancedTau(tau_max),
         SearchedStep(start=0.02),
@@ -51,7 +49,7 @@ METHODS: dict[str, Method] = {
         delta="parameters",
     ),
     "accelerated": accelerated(tau_max=8),
-    # a step size that is far too large at first, so that the run goes back
+    # The first step size is far too large, so the run returns to an earlier w.
     "astray": Method(
         AdaptiveTau(tau_max=8),
         AutoStep(start=20.0, growth=50.0),
@@ -67,11 +65,11 @@ METHODS: dict[str, Method] = {
     ),
 }
 ROUNDS = {"fixed": 8, "proximal": 8}
-"""The most that are made."""
+"""Maximum number of rounds."""
 
 
 def nodes(name: str, batch: int | None) -> list[Fleet]:
-    """Three nodes with data of their own kinds, as fleets of one."""
+    """Three fleets of one node each, with different data."""
     case = problem(name, 12)
     parts = np.split(np.argsort(case.x[:, 0]), [17, 40])
     return [
@@ -103,14 +101,14 @@ def simulated_time() -> SimulatedTime:
     return SimulatedTime(SGD, np.random.default_rng(5))
 
 
-def read(time: SimulatedTime, broadcast: Broadcast) -> Costs:
+def read_costs(time: SimulatedTime, broadcast: Broadcast) -> Costs:
     cost = time.read(RoundUsage(max(1, broadcast.tau), nodes=3, wire_bytes=0, readings={}))
     return costs([cost.step], [cost.aggregation])
 
 
 @dataclass(frozen=True)
-class Happened:
-    """One round, and what it was answered with."""
+class RoundResult:
+    """One round and the aggregator's next message."""
 
     broadcast: Broadcast
     record: Round | None
@@ -119,18 +117,16 @@ class Happened:
 
 def one_round(
     aggregator: Aggregator, fleets: Sequence[Fleet], time: SimulatedTime
-) -> Happened:
+) -> RoundResult:
     broadcast = aggregator.pending
     assert broadcast is not None
     report = Report.merge([fleet.answer(broadcast) for fleet in fleets])
-    answer = aggregator.receive(report, read(time, broadcast))
-    return Happened(broadcast, aggregator.last, answer)
+    answer = aggregator.receive(report, read_costs(time, broadcast))
+    return RoundResult(broadcast, aggregator.last, answer)
 
 
 def bits(value: Any) -> Any:
-    """Anything as something that is equal only to what has the same bits: NaN too, and -0
-    is not 0.
-    """
+    """Convert a value so that equality means equal bits: NaN equals NaN, -0 is not 0."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, float):

@@ -1,8 +1,7 @@
 """A server on loopback with nodes in this process.
 
-Four nodes have small shards of one dataset each. What a run with them must come to is
-worked out without a network, by `without_network`: fleets and an aggregator that talk to
-each other directly."""
+Each of four nodes has a small shard of one dataset. `without_network` computes the expected
+result of a run: its fleets and aggregator communicate directly."""
 
 import asyncio
 import threading
@@ -45,7 +44,7 @@ FEATURES = 6
 RUN = "a-run"
 COSTS = node_costs(0.001, 0.002, cpu=(0.001, 0.002))
 LONG = 20.0
-"""Seconds that nothing takes."""
+"""Timeout in seconds that no test reaches."""
 
 METHODS = {
     "fixed": Method(FixedTau(3), FixedStep(0.1), delta="parameters"),
@@ -74,7 +73,7 @@ _Result = TypeVar("_Result")
 
 
 def small_dataset(dtype: str = "float32") -> Dataset:
-    """Of two classes that depend on the features."""
+    """A dataset of two classes that are separable by the features."""
     rng = np.random.default_rng(4)
     x = rng.normal(size=(sum(_SIZES), FEATURES))
     labels = (x @ rng.normal(size=FEATURES) > 0).astype(np.int64)
@@ -94,7 +93,7 @@ def task(method: str = "frugal", compress: Kind = "none", batch: int | None = No
 
 
 def aggregator(method: str = "frugal", **more: Any) -> Aggregator:
-    """With costs that do not matter."""
+    """An aggregator whose budget is never reached."""
     start = np.zeros(FEATURES, np.float32)
     known: dict[str, Any] = {
         "method": METHODS[method],
@@ -116,8 +115,10 @@ def aggregator(method: str = "frugal", **more: Any) -> Aggregator:
 def without_network(
     present: Sequence[Sequence[int]], method: str = "frugal", batch: int | None = None
 ) -> list[Float32]:
-    """The w of all broadcasts, and of the one that would come next, when these nodes take
-    part in each round.
+    """Return the w of all broadcasts, including the next one.
+
+    Args:
+      present: the nodes that take part in each round.
     """
     ours = aggregator(method)
     fleets = [
@@ -126,31 +127,31 @@ def without_network(
     ]
     broadcast: Broadcast | Outcome = ours.start()
     sent = []
-    for here in present:
+    for taking_part in present:
         assert isinstance(broadcast, Broadcast)
         sent.append(broadcast.w)
         broadcast = ours.receive(
-            Report.merge([fleets[node].answer(broadcast) for node in here]), CHEAP
+            Report.merge([fleets[node].answer(broadcast) for node in taking_part]), CHEAP
         )
     assert isinstance(broadcast, Broadcast)
     return [*sent, broadcast.w]
 
 
-def numbers(collected: CollectedRound) -> list[int]:
-    """Of the nodes that a round has heard, one of each report."""
+def node_numbers(collected: CollectedRound) -> list[int]:
+    """Numbers of the nodes that reported in a round."""
     return [int(answer.report.nodes[0]) for answer in collected.answers]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for it."""
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
     limit = time.monotonic() + LONG
     while not condition():
-        assert time.monotonic() < limit, "it never came"
+        assert time.monotonic() < limit, "timeout"
         time.sleep(0.002)
 
 
-class HeldWorker(Worker):
-    """A node that answers only while it is let."""
+class PausableWorker(Worker):
+    """A node that answers only while `go` is set."""
 
     def __init__(self, own: NodeData, **more: Any) -> None:
         super().__init__(own, **more)
@@ -167,7 +168,7 @@ class HeldWorker(Worker):
 
 
 class Network:
-    """A server, and whoever talks to it; an aggregator that is given all that is collected."""
+    """A server, its peers, and an aggregator that receives all collected reports."""
 
     def __init__(
         self,
@@ -198,17 +199,17 @@ class Network:
         address: str = "",
         **more: Any,
     ) -> "Future[Farewell]":
-        """A real node."""
+        """Start a real node."""
         own = worker or Worker(node_data(node))
         return self.spawn(
             run_node(address or self.address, own, name=name or f"node-{node}", **more)
         )
 
     def leave(self, node: "Future[Farewell]") -> None:
-        """A node's process ends."""
+        """Disconnect a node, as if its process ended."""
         connected = self.server._rounds.count()
         node.cancel()
-        until(lambda: self.server._rounds.count() < connected)
+        wait_until(lambda: self.server._rounds.count() < connected)
 
     @property
     def address(self) -> str:
@@ -259,7 +260,7 @@ class Network:
         return self.finish()
 
     def restart(self, members: Mapping[str, Member], farewell: str) -> None:
-        """Another aggregator at the same address goes on with these members."""
+        """Replace the server by one at the same address that resumes with `members`."""
         address = self.address
         self.server.close(Farewell(farewell, again=True))
         self.server = AggregatorServer(address, run=RUN, tokens=Tokens())
@@ -269,7 +270,7 @@ class Network:
 
     @property
     def all_w(self) -> list[Float32]:
-        """As `without_network` gives it."""
+        """The w of all broadcasts, as `without_network` returns them."""
         pending = self.aggregator.pending
         assert pending is not None
         return [*self.sent, pending.w]
@@ -308,9 +309,8 @@ def network(
     server.open()
     ours = Network(server, compressor, method, compress, batch)
     try:
-        with patch.object(
-            node_module, "_QUICK", 0.0
-        ):  # one loop serves all nodes: none may work in it
+        # All nodes share one loop, so none may compute in it.
+        with patch.object(node_module, "_QUICK", 0.0):
             yield ours
     finally:
         ours.close()

@@ -1,4 +1,4 @@
-"""Small networks and data for them, shared by the tests of PyTorch models."""
+"""Small PyTorch networks and data for them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -34,14 +34,14 @@ def random_w(model: TorchModel, seed: int) -> Float32:
 
 
 def flat(tensors: Sequence[Tensor]) -> Float32:
-    found: Float32 = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).numpy()
-    return found
+    vector: Float32 = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).numpy()
+    return vector
 
 
 def train_by_sgd(
     module: nn.Module, data: Table, batches: Iterable[Any], rate: float
 ) -> None:
-    """Steps of PyTorch's own SGD, one for the rows of each mini-batch."""
+    """Train with PyTorch's SGD, one step for each mini-batch."""
     optimizer = torch.optim.SGD(module.parameters(), lr=rate)
     for rows in batches:
         optimizer.zero_grad()
@@ -53,9 +53,7 @@ def train_by_sgd(
 def by_autograd(
     module: nn.Module, data: Table, rows: Any, loss: Any = F.cross_entropy
 ) -> tuple[float, Float32]:
-    """Loss and gradient of a module at its own parameters, as one would write it without
-    fedbudget.
-    """
+    """Loss and gradient of a module at its parameters, without fedbudget."""
     x, y = torch.from_numpy(data.scaled(rows)), torch.from_numpy(data.y[rows])
     value = loss(module(x), y.long() if loss is F.cross_entropy else y)
     gradients = torch.autograd.grad(

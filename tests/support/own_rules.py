@@ -1,4 +1,4 @@
-"""Rules of one's own, each in a few lines, and a run that has all of them."""
+"""Short custom rules, and a run that uses all of them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,7 @@ from fedbudget.arrays import Float32, Int64
 
 @dataclass(frozen=True)
 class Doubling:
-    """Twice as many local updates in every round; more than settings would let the built-in
-    one make.
-    """
+    """Doubles τ in every round, beyond the limit of the built-in controllers."""
 
     estimates: bool = False
 
@@ -27,7 +25,7 @@ class Doubling:
 
 @dataclass(frozen=True)
 class Median:
-    """Of every parameter the median over nodes."""
+    """Median of every parameter over nodes."""
 
     needs_reports: bool = True
 
@@ -43,12 +41,12 @@ OWN: dict[str, Any] = {
 
 
 def train(**more: Any) -> fedbudget.Result:
-    """A run with all of them, unless others are given."""
-    asked: dict[str, Any] = {
+    """Train with all custom rules, unless `more` overrides them."""
+    settings: dict[str, Any] = {
         "nodes": 3,
         "case": 2,
         "budget": "time=1000s",
         "rounds": 9,
         "step_size": 0.01,
     }
-    return fedbudget.train(**{"model": "svm", **asked, **OWN, **more})
+    return fedbudget.train(**{"model": "svm", **settings, **OWN, **more})

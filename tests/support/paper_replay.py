@@ -1,15 +1,14 @@
-"""Algorithms 2 and 3 of the paper a second time, written from its text alone, to replay
-runs of `--method paper`.
+"""A second implementation of the paper's Algorithms 2 and 3, to replay `--method paper`.
 
-- Nothing of the product that decides is used here: the models' losses, mini-batches, costs,
-  estimates, G(τ), the stop rule and w^f are all written anew, in plain loops, one node
-  after the other. `A2.9` is line 9 of Algorithm 2.
-- Numbers are those of docs/research/theory.md: w is rounded to float32 where it is sent or
-  stored, all else is float64.
-- What is taken from a run is what the algorithms are given: each node's samples, and the
+- It is written from the paper's text and uses no code under test: losses, mini-batches,
+  costs, estimates, G(τ), the stop rule and w^f are plain loops over nodes. `A2.9` is line 9
+  of Algorithm 2.
+- Precision follows docs/research/theory.md: w is rounded to float32 when it is sent or
+  stored; everything else is float64.
+- A replay takes from a run only the inputs of the algorithms: each node's samples, and the
   bytes of every round.
-- Where a run's τ is another, and G of both is equal but for rounding, the replay goes on
-with the run's (`ties`)."""
+- If the run's τ differs and both τ have the same G up to rounding, the replay continues
+  with the run's τ (`ties`)."""
 
 import math
 from collections.abc import Sequence
@@ -28,29 +27,28 @@ DGD_SECONDS = {
     4: (0.022075891, 0.008528005, 0.108598094, 0.044627335),
 }
 SGD_SECONDS = (0.013015156, 0.006946299, 0.131604348, 0.053873234)
-"""Mean and deviation of a local update, then of a global aggregation: the tables of the
-appendix.
-"""
+"""Mean and deviation of a local update, then of a global aggregation (appendix tables)."""
 
 COSTS_STREAM, BATCHES_STREAM = 2, 0
-SAME_W = 1e-10  # w_i(t) and w(t) count as equal
-SAME_G = 1e-9  # relative; beyond this, one τ is better than another
+SAME_W = 1e-10  # w_i(t) and w(t) at most this far apart count as equal
+SAME_G = 1e-9  # relative difference of G up to which two τ are equally good
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the algorithms are given.
+    """Inputs of the algorithms.
 
     Args:
-      nodes: (x, y) of each, [samples, features] and [samples].
+      nodes: (x, y) of each node, [samples, features] and [samples].
       budget: R_m, by resource: time, energy or bytes.
-      seconds: of the appendix, for this case.
-      aggregation_factor: how many times as long as there an aggregation takes.
+      seconds: costs of this case in the appendix.
+      aggregation_factor: factor on the appendix's aggregation time.
       batch: samples in a mini-batch; None for whole shards.
-      tau: fixed, for the baselines; None for adaptive.
-      wire_bytes: b of bytes for every round of the run, the final loss last; a round after
-        these costs what the last one before the final loss did.
-      joules_per_second, joules_per_byte: of all nodes together.
+      tau: fixed τ of a baseline; None for adaptive.
+      wire_bytes: bytes of every round of the run, the final loss last. Further rounds cost
+        the same as the last round before the final loss.
+      joules_per_second: power of all nodes together.
+      joules_per_byte: energy per byte of all nodes together.
     """
 
     model: Literal["svm", "linear"]
@@ -72,7 +70,7 @@ class Inputs:
 
 @dataclass
 class ReplayedRound:
-    """What a record should say of a round; estimates are None where no τ follows from them."""
+    """Expected record of a round; estimates are None if they do not determine a τ."""
 
     tau: int
     loss: float
@@ -85,10 +83,10 @@ class ReplayedRound:
 
 @dataclass
 class Replay:
-    """How a run should have gone.
+    """Expected course of a run.
 
     Args:
-      ties: rounds, from 0, before which two τ had the same G but for rounding.
+      ties: rounds, from 0, for which two τ had the same G up to rounding.
       w: w^f.
     """
 
@@ -108,19 +106,18 @@ class Node:
         self.x, self.y, self.size = x, y, len(y)
         self.model, self.eta, self.batch = inputs.model, inputs.eta, inputs.batch
         self.estimates = inputs.tau is None
-        self.rng = np.random.default_rng(
-            [inputs.seed, BATCHES_STREAM]
-        )  # the same initial seed at all nodes
+        # All nodes have the same initial seed.
+        self.rng = np.random.default_rng([inputs.seed, BATCHES_STREAM])
         self.epoch: list[NDArray[np.int64]] = []
         self.rows = np.arange(self.size)  # the mini-batch of the latest iteration
-        self.uses = 0  # in how many iterations it was used
+        self.uses = 0  # number of iterations that used it
         self.w_i = np.zeros(x.shape[1])
 
     def loss(self, w: Vector) -> float:
         return self.loss_and_gradient(w)[0]
 
     def loss_and_gradient(self, w: Vector) -> tuple[float, Vector]:
-        """F_i and ∇F_i on the present mini-batch, Table I."""
+        """F_i and ∇F_i on the current mini-batch, Table I."""
         x, y = self.x[self.rows], self.y[self.rows]
         score = x @ w
         if self.model == "linear":
@@ -131,7 +128,7 @@ class Node:
         return float(0.05 * (w @ w) + 0.5 * np.mean(slack**2)), gradient
 
     def new_mini_batch(self) -> None:
-        """Without replacement within an epoch; what is left of it and too small is skipped."""
+        """Draw without replacement within an epoch; skip a smaller rest."""
         if self.batch is None:
             return
         if not self.epoch:
@@ -142,8 +139,8 @@ class Node:
         self.rows, self.uses = self.epoch.pop(0), 0
 
     def first_mini_batch(self, t: int, tau: int) -> None:
-        """Section VI-C: after an aggregation the last one is used again; with τ=1, it is
-        used in two iterations.
+        """Section VI-C: reuse the last mini-batch after an aggregation; with τ=1, use each
+        in two iterations.
         """
         if t == 0 or not self.estimates or (tau == 1 and self.uses >= 2):
             self.new_mini_batch()
@@ -172,15 +169,13 @@ class Node:
         return NodeReport(self.w_i, loss, best_loss, rho, beta, gradient)  # A3.15, A3.17
 
     def final(self, w: Vector, best: Vector) -> tuple[float, float]:
-        """A3.19 and A3.20: F_i(w(t)), and F_i(w^f); the mini-batch changes with iterations,
-        and this is none.
-        """
+        """A3.19 and A3.20: F_i(w(t)) and F_i(w^f) on the last mini-batch."""
         return self.loss(w), self.loss(best)
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a node sends after its local updates."""
+    """A node's report after its local updates."""
 
     w: Vector
     loss: float
@@ -191,14 +186,12 @@ class NodeReport:
 
 
 def rounded(w: Vector) -> Vector:
-    """As it is stored and sent."""
+    """Round to float32, as w is stored and sent."""
     return w.astype(np.float32).astype(np.float64)
 
 
 class Costs:
-    """Simulated resources: c is the mean of τ draws, b one draw; energy from seconds and
-    bytes.
-    """
+    """Simulated costs: c is the mean of τ draws, b one draw; energy follows from both."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
@@ -248,15 +241,14 @@ def replay(inputs: Inputs, run_taus: Sequence[int] = ()) -> Replay:
     """Algorithm 2, with all nodes.
 
     Args:
-      run_taus: those of the run that is replayed, to follow it where two τ are equally
-        good.
+      run_taus: τ of the replayed run, which decides between equally good τ.
     """
     limit, costs, done = np.array(list(inputs.budget.values())), Costs(inputs), Replay()
     nodes = [Node(inputs, x, y) for x, y in inputs.nodes]
     total = sum(node.size for node in nodes)
 
     def mean(values: Sequence[Any]) -> Any:
-        """Weighted with D_i, of numbers or vectors."""
+        """Mean of numbers or vectors, weighted with D_i."""
         return (
             sum(node.size * value for node, value in zip(nodes, values, strict=True))
             / total
@@ -266,9 +258,8 @@ def replay(inputs: Inputs, run_taus: Sequence[int] = ()) -> Replay:
     w = np.zeros(inputs.nodes[0][0].shape[1])  # A2.2
     best = w  # A2.3
     c, b = np.zeros(len(limit)), np.zeros(len(limit))
-    while (
-        tau > 0
-    ):  # A2.4; where A2.25 finds that not even τ=1 fits, only the final loss is left to do
+    # A2.4. If A2.25 finds that not even τ=1 fits, only the final loss follows.
+    while tau > 0:
         t0, made, w0, estimates = t, tau, w, None  # A2.6
         reports = [node.round(t, w, best, tau) for node in nodes]  # A2.5, A2.8
         t += tau  # A2.7
@@ -290,15 +281,14 @@ def replay(inputs: Inputs, run_taus: Sequence[int] = ()) -> Replay:
                     [np.linalg.norm(report.gradient - gradient) for report in reports]
                 )
                 estimates = float(rho), float(beta), float(delta)  # A2.17, A2.18, A2.19
-                tau = _argmin(
-                    inputs, estimates, c, b, tau, done, run_taus
-                )  # A2.20, with c and b as they stand
+                # A2.20, with c and b of the previous round
+                tau = _argmin(inputs, estimates, c, b, tau, done, run_taus)
         c, b = costs.draw(made)  # A2.22
         spent = spent + c * made + b  # A2.23
         done.rounds.append(
             ReplayedRound(made, float(loss), float(best_loss), estimates, c, b, spent)
         )
-        if stop:  # A2.15, A2.16; what the round has cost counts all the same
+        if stop:  # A2.15, A2.16; the costs of the round count nevertheless
             break
         if np.any(spent + c * (tau + 1) + 2 * b >= limit):  # A2.24
             while tau > 0 and np.any(spent + c * (tau + 1) + 2 * b > limit):

@@ -1,6 +1,6 @@
-"""Tables as hospitals have them: an ID, a date, words, missing values, and at one site
-columns in another order.
-"""
+"""Hospital tables with an ID, a date, categories and missing values.
+
+The table of one site has its columns in another order."""
 
 import csv
 from pathlib import Path
@@ -10,13 +10,11 @@ import numpy as np
 SITES = ("east", "north", "south", "west")
 COLUMNS = ("patient", "visit", "age", "sex", "bmi", "crp", "smoker", "outcome")
 OTHER_ORDER = ("outcome", "crp", "sex", "age", "patient", "smoker", "bmi", "visit")
-"""Of the south's table."""
+"""Column order of the south's table."""
 
 
 def write_patients(folder: Path, rows: int = 120) -> Path:
-    """A table for each site; whether a patient relapses can be told from the columns, but
-    not always.
-    """
+    """Write a table for each site; the columns predict a relapse, with some noise."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(3)
     for number, site in enumerate(SITES):

@@ -1,4 +1,4 @@
-"""Private runs without nodes: an aggregator, and reports made by hand."""
+"""Private aggregators and hand-made reports, without nodes."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def aggregator(
     noise: Noise | None = None,
     rounds: int | None = None,
 ) -> PrivateAggregator:
-    """Of a run whose update costs 0.01 s, and whose aggregation costs 0.1 s."""
+    """An aggregator of node privacy; an update costs 0.01 s, an aggregation 0.1 s."""
     rule = PrivateRule(nodes, noise or SeededNoise(0))
     method = Method(FixedTau(1), FixedStep(0.1), spending=PrivateSpending(50), private=rule)
     names = list(limits)
@@ -55,9 +55,7 @@ def sample_aggregator(
     tau: int | None = None,
     step: StepSize | None = None,
 ) -> SampleAggregator:
-    """Of a run that protects single samples, whose update costs 0.01 s, and whose
-    aggregation costs 0.1 s.
-    """
+    """An aggregator of sample privacy; an update costs 0.01 s, an aggregation 0.1 s."""
     rule = PrivateRule(nodes, noise or SeededNoise(0), tau, per_sample=True)
     method = Method(
         FixedTau(1), step or AutoStep(), spending=PrivateSpending(50), private=rule
@@ -78,13 +76,13 @@ def sample_aggregator(
 def report(
     broadcast: Broadcast, updates: Float32, numbers: list[int] | None = None
 ) -> Report:
-    """What nodes with these updates send."""
+    """Report of nodes with these updates."""
     assert broadcast.private is not None
     nodes = np.array(range(len(updates)) if numbers is None else numbers)
     return private_report(broadcast, broadcast.private, nodes, broadcast.w + updates)
 
 
-def carry_out(
+def run_to_end(
     run: PrivateAggregator,
     answer: Callable[[Broadcast], Report | NoisySums],
     pay: Pay = no_payment,

@@ -1,4 +1,4 @@
-"""Private runs from settings to result, of both units that can be protected."""
+"""Settings and helpers of private runs, for nodes and for samples."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +25,11 @@ OF_SAMPLES: dict[str, Any] = {
 
 
 class Died(Exception):
-    """The process, in the middle of a run."""
+    """The process has died during a run."""
 
 
-def dies_after(rounds: int) -> list[Callable[[RoundRecord], None]]:
-    """Callbacks of a run that does."""
+def die_after(rounds: int) -> list[Callable[[RoundRecord], None]]:
+    """Callbacks that raise `Died` after `rounds` rounds."""
 
     def callback(record: RoundRecord) -> None:
         if record.round == rounds:
@@ -39,7 +39,7 @@ def dies_after(rounds: int) -> list[Callable[[RoundRecord], None]]:
 
 
 def epsilon_by_library(run: Path, delta: float) -> float:
-    """ε of all noise that a run has recorded, by Google's accountant."""
+    """ε of all recorded noise of a run, by Google's accountant."""
     accountant = PLDAccountant()
     for record in Run.open(run).rounds:
         assert record.private is not None

@@ -1,7 +1,7 @@
-"""Small random problems, and a second implementation of the paper to compare with.
+"""Small random problems, and a second implementation of the paper for comparison.
 
 The second implementation is plain numpy in float64, written from Table I and Algorithm 1.
-It shares nothing with the code under test but the types that data comes in."""
+It shares only data types with the code under test."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from fedbudget.protocol.method import Method
 from fedbudget.protocol.workload import NodeTimes
 
 Loss = Callable[[Float64, Float64, Float64], float]
-"""(w, x, y) to the mean loss over the rows of x, which are scaled already."""
+"""Mean loss over the rows of x from (w, x, y); x is already scaled."""
 
 Gradient = Callable[[Float64, Float64, Float64], Float64]
 
@@ -38,7 +38,7 @@ CLUSTERS = CLASSES = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """A model with some data, and its loss and gradient once more in float64."""
+    """A model with data, and its loss and gradient in float64."""
 
     model: Model
     table: Table
@@ -55,7 +55,7 @@ class Problem:
         return np.asarray(self.table.y, dtype=np.float64)
 
     def local(self, parts: Sequence[Int64]) -> list[LocalGradient]:
-        """∇F_i of nodes that hold these rows."""
+        """∇F_i of nodes with these rows."""
 
         def of(part: Int64) -> LocalGradient:
             return lambda w: self.gradient(w, self.x[part], self.y[part])
@@ -63,7 +63,7 @@ class Problem:
         return [of(part) for part in parts]
 
     def start(self, seed: int) -> Float32:
-        """A w that is nothing special, [parameters]."""
+        """A random w, [parameters]."""
         return (
             np.random.default_rng(seed)
             .normal(0.2, 0.5, self.model.parameters)
@@ -80,9 +80,7 @@ def problem(
     dtype: type[np.generic] = np.float32,
     regularization: float = 0.1,
 ) -> Problem:
-    """A random problem; features lie in about [-2, 2], or in [0, 1] as pixels when they are
-    stored as uint8.
-    """
+    """A random problem with features in about [-2, 2], or pixels in [0, 1] for uint8."""
     rng = np.random.default_rng(seed)
     x, scale = _features(rng, samples, features, dtype)
     hidden = rng.normal(size=features)
@@ -205,8 +203,11 @@ def finite_differences(
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What Algorithm 1 visits: w(t) for t = 0..T, and for every interval k and x = 0..τ the
-    v_[k]((k-1)τ + x).
+    """Points of Algorithm 1.
+
+    Args:
+      w: w(t) for t = 0..T.
+      v: v_[k]((k-1)τ + x) for every interval k and x = 0..τ.
     """
 
     tau: int
@@ -260,14 +261,17 @@ def corrected_descent(
     own_taus: Sequence[Sequence[int]] | None = None,
     effective: Sequence[float] | None = None,
 ) -> list[Float64]:
-    """The w of all aggregations with drift correction, where c is simply the mean of the
-    c_i of all that ever came.
+    """The w of all aggregations with drift correction.
 
-    A node that comes for the first time has c_i = c; a round that is not corrected begins
-    with every c_i = 0.
+    c is the mean of the c_i of all nodes that ever took part. A new node has c_i = c. A
+    round without correction starts with c_i = 0 for all nodes.
 
     Args:
-      own_taus: of every node in each round, and τ_eff, where they are not the same for all.
+      taus: τ of each round.
+      present: nodes of each round.
+      correct: whether each round is corrected.
+      own_taus: τ of every node in each round, if they differ.
+      effective: τ_eff of each round, if τ differs between nodes.
     """
     own_taus = own_taus or [[tau] * len(local) for tau in taus]
     own: dict[int, Float64] = {}
@@ -298,13 +302,13 @@ def corrected_descent(
 
 
 def unequal_parts(samples: int, nodes: int, seed: int) -> list[Int64]:
-    """All rows, given to nodes in parts of different sizes, none of them empty."""
+    """Split all rows into non-empty parts of different sizes, one per node."""
     rng = np.random.default_rng(seed)
     ends = np.sort(rng.choice(np.arange(1, samples), nodes - 1, replace=False))
     return [np.sort(part) for part in np.split(rng.permutation(samples), ends)]
 
 
-# Conversations.
+# Runs.
 
 
 def costs(step: Sequence[float], aggregation: Sequence[float]) -> Costs:
@@ -314,7 +318,7 @@ def costs(step: Sequence[float], aggregation: Sequence[float]) -> Costs:
 CHEAP = costs([0.01], [0.01])
 
 
-def converse(
+def run_rounds(
     fleets: Sequence[Fleet],
     controller: Controller,
     *,
@@ -323,18 +327,17 @@ def converse(
     w: Float32,
     seconds: float = 1e6,
     present: Sequence[Sequence[int]] | None = None,
-    heard: Callable[[Report], Report] = lambda report: report,
+    transform: Callable[[Report], Report] = lambda report: report,
     times: Float64 | None = None,
     **method: Any,
 ) -> Iterator[tuple[Broadcast, Report, Aggregator]]:
-    """A whole run with costs that do not matter: every broadcast with its answer and the
-    aggregator after it.
+    """Run with negligible costs; yield each broadcast, its report and the aggregator.
 
     Args:
-      present: the fleets that take part in each round; all in those after the last.
-      heard: what the aggregator makes of a report.
-      times: what a local update takes at each node, by its number.
-      method: the rest of `Method`.
+      present: the fleets that take part in each round; in later rounds, all of them.
+      transform: changes each report before the aggregator receives it.
+      times: seconds of a local update at each node, by its number.
+      method: other fields of `Method`.
     """
     aggregator = Aggregator(
         w,
@@ -354,6 +357,6 @@ def converse(
             here = [fleets[index] for index in present[broadcast.round - 1]]
         report = Report.merge([fleet.answer(broadcast.to(fleet.numbers)) for fleet in here])
         took = None if times is None else NodeTimes(report.nodes, times[report.nodes])
-        answer = aggregator.receive(heard(report), CHEAP, times=took)
+        answer = aggregator.receive(transform(report), CHEAP, times=took)
         yield broadcast, report, aggregator
         broadcast = answer

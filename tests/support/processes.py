@@ -1,11 +1,12 @@
-"""Processes of the real command line, with all that they have said, ended when the test is.
+"""Processes of the real command line and their output; they end with the test.
 
     with commands(tmp_path) as start:
         aggregator = start.serve("--nodes", "2", "--rounds", "5")
-        node = start.join(aggregator.port, "--dataset", "digits", "--shard", "1/2",
-        name="one") node.wait_for("joined") node.send(signal.SIGKILL)
+        node = start.join(aggregator.port, "--dataset", "digits", name="one")
+        node.wait_for("joined")
+        node.send(signal.SIGKILL)
 
-A test waits for what it wants to see, never for a time.
+Tests wait for conditions, not for a fixed time.
 """
 
 import json
@@ -35,17 +36,14 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.settings import Settings
 
 FEDBUDGET = str(Path(sys.executable).with_name("fedbudget"))
-PATIENCE = (
-    300.0  # seconds until a test gives up: a busy machine may have to compile kernels first
-)
+PATIENCE = 300.0  # seconds; a busy machine may have to compile kernels first
 
-# One thread each: several in every process would only be in each other's way.
+# One thread per process: more would compete for the cores.
 _ENVIRONMENT = dict.fromkeys(
     ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
 )
 
-# A node that does something else in the middle of a round, after the broadcast and before
-# the report.
+# A node that runs a patch during a round, after the broadcast and before the report.
 _PATCHED = """
 import os, sys, time
 from fedbudget.cli.main import main
@@ -70,13 +68,13 @@ T = TypeVar("T")
 
 
 class Command:
-    """A process that has started.
+    """A started process.
 
     Args:
       command: the program and its arguments.
-      folder: where it runs.
-      log: the stem of the files that it writes to.
-      environment: what is added to ours.
+      folder: working directory.
+      log: path of the output files, without suffix.
+      environment: additional environment variables.
     """
 
     def __init__(
@@ -92,52 +90,54 @@ class Command:
                 stdout=out,
                 stderr=err,
                 env={**os.environ, **_ENVIRONMENT, **environment},
-                start_new_session=True,  # Ctrl-C is for the tests
+                start_new_session=True,  # Ctrl-C stops only the tests
             )
 
     @property
     def errors(self) -> str:
-        """On standard error, so far."""
+        """Standard error so far."""
         return self._err.read_text()
 
     @property
     def printed(self) -> str:
-        """On standard output, so far."""
+        """Standard output so far."""
         return self._out.read_text()
 
     @property
     def port(self) -> int:
-        """That an aggregator listens on."""
+        """The port on which an aggregator listens."""
         return int(self.wait_for(r"listening on port (\d+)")[1])
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Until it has said something."""
+        """Wait until standard error matches a pattern."""
         return self.wait_until(lambda: re.search(pattern, self.errors))
 
     def wait_until(self, condition: Callable[[], T | None]) -> T:
-        """Until something is so, which must be while this runs."""
+        """Wait until a condition holds; fail if the process ends first."""
 
-        def found() -> T | None:
-            over = self.process.poll()
-            now = condition()  # after the poll: what was there when it ended is there now
-            assert now or over is None, (
-                f"it has ended with {over}: {self.errors}{self.printed}"
+        def check() -> T | None:
+            code = self.process.poll()
+            value = condition()  # after the poll, so that the last output is included
+            assert value or code is None, (
+                f"the process ended with {code}: {self.errors}{self.printed}"
             )
-            return now
+            return value
 
-        return wait_until(found)
+        return wait_until(check)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def end(self, number: signal.Signals | None = None, patience: float = PATIENCE) -> int:
-        """Its exit code, when it has ended: by itself, or from a signal."""
+        """Send a signal if one is given, wait for the end, and return the exit code."""
         if number is not None:
             self.send(number)
         try:
             return self.process.wait(patience)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end: {self.errors}{self.printed}") from None
+            raise AssertionError(
+                f"the process does not end: {self.errors}{self.printed}"
+            ) from None
 
 
 class Commands:
@@ -166,7 +166,7 @@ class Commands:
         return self.run("join", f"127.0.0.1:{port}", "--name", name, *options)
 
     def nodes(self, port: int, number: int, *options: str) -> list[Command]:
-        """Nodes n1, n2, ..., each with the samples that `made` gives."""
+        """Start nodes n1, n2, ... with the samples of `sample_shards`."""
         self.write(number)
         return [
             self.join(port, "--data", f"n{each}.npz", *options, name=f"n{each}")
@@ -174,16 +174,16 @@ class Commands:
         ]
 
     def held(self, port: int, node: int, when: int, *options: str) -> Command:
-        """One of them that is at work on a round until all are let go."""
+        """Start a node that blocks in round `when` until `release_nodes`."""
         return self.patched(_HELD, [str(when), _GO], port, node, *options)
 
-    def let_go(self) -> None:
+    def release_nodes(self) -> None:
         (self.folder / _GO).touch()
 
     def failing(
         self, port: int, node: int, when: int, number: signal.Signals, *options: str
     ) -> Command:
-        """One of them that sends itself a signal in the middle of a round."""
+        """Start a node that sends itself a signal in round `when`."""
         return self.patched(_FAILING, [str(when), str(int(number))], port, node, *options)
 
     def patched(
@@ -194,16 +194,18 @@ class Commands:
         return self.run("join", f"127.0.0.1:{port}", *own, program=program)
 
     def write(self, number: int) -> None:
-        """The files of these nodes."""
-        for each, (x, y) in enumerate(made(number), 1):
+        """Write the data files of nodes n1, n2, ..."""
+        for each, (x, y) in enumerate(sample_shards(number), 1):
             np.savez(self.folder / f"n{each}.npz", x=x, y=y)
 
 
-def with_absences(
+def train_with_absences(
     settings: Settings, overrides: Overrides, present: Sequence[Sequence[int]]
 ) -> bytes:
-    """w of a run in one process, where in each round these nodes are there and the others
-    are not.
+    """Return w of a run in one process.
+
+    Args:
+      present: the nodes that take part in each round.
     """
     plan = simulate(settings, overrides)
     fleets = [
@@ -217,7 +219,7 @@ def with_absences(
         for node in range(len(plan.shards))
     ]
     assert plan.aggregator is not None
-    attendance = (np.isin(range(len(fleets)), there) for there in present)
+    attendance = (np.isin(range(len(fleets)), nodes) for nodes in present)
     return (
         InProcessEngine(plan.aggregator, fleets, plan.meters, attendance)
         .run(observe=lambda *_: None)
@@ -225,10 +227,8 @@ def with_absences(
     )
 
 
-def made(number: int) -> list[tuple[Float32, Int64]]:
-    """Samples of nodes that are not alike: three classes, of which each node has more of
-    one than of others.
-    """
+def sample_shards(number: int) -> list[tuple[Float32, Int64]]:
+    """Samples of three classes for each node; each node has one frequent class."""
     rng = np.random.default_rng(8)
     centres = rng.normal(size=(3, 6))
     shards = []
@@ -248,7 +248,7 @@ def made(number: int) -> list[tuple[Float32, Int64]]:
 
 @contextmanager
 def commands(folder: Path) -> Iterator[Commands]:
-    """Starts processes in a folder, and ends those that are still there."""
+    """Start processes in a folder; kill those that still run at the end."""
     start = Commands(folder)
     try:
         yield start
@@ -259,26 +259,26 @@ def commands(folder: Path) -> Iterator[Commands]:
     finally:
         for command in start.started:
             if command.process.poll() is None:
-                command.process.kill()  # also one that is stopped
+                command.process.kill()  # also ends a stopped process
             command.process.wait()
 
 
 def wait_until(condition: Callable[[], T | None]) -> T:
-    """Until something is so; gives what it is."""
+    """Wait until a condition holds; return its value."""
     began = time.monotonic()
-    while not (found := condition()):
-        assert time.monotonic() - began < PATIENCE, "it has not come to pass"
+    while not (value := condition()):
+        assert time.monotonic() - began < PATIENCE, "timeout"
         time.sleep(0.02)
-    return found
+    return value
 
 
 def checkpoint(run: Path) -> Checkpoint:
-    """The last checkpoint of a run, read as its settings say."""
+    """The last checkpoint of a run."""
     return Checkpoint.load(run, build_method(Run.open(run).settings))
 
 
 def records(folder: Path) -> list[RoundRecord]:
-    """The whole lines of a run's rounds.jsonl so far."""
+    """Records of a run so far: the complete lines of rounds.jsonl."""
     path = folder / "rounds.jsonl"
     if not path.exists():
         return []
@@ -286,13 +286,13 @@ def records(folder: Path) -> list[RoundRecord]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
 
 
-def but_wall(found: Sequence[RoundRecord]) -> list[dict[str, Any]]:
-    """Records as they are whatever the machine is like."""
+def without_wall(rounds: Sequence[RoundRecord]) -> list[dict[str, Any]]:
+    """Records without the wall-clock time, which depends on the machine."""
     return [
         {name: value for name, value in vars(record).items() if name != "wall"}
-        for record in found
+        for record in rounds
     ]

@@ -1,7 +1,6 @@
-"""Peers that say whatever a test wants, byte for byte, to a server that two well-behaved
-nodes use at the same time.
+"""Peers that send arbitrary bytes to a server with two honest nodes.
 
-Whatever a peer does, the two nodes beside it train on to the same bits as without it.
+A peer must not affect the two nodes: they train to the same bits as without it.
 """
 
 import asyncio
@@ -28,13 +27,20 @@ from fedbudget.protocol.compression import encode
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.resources.resource import NodeCosts
 from support.methods import bits
-from support.networked import COSTS, FEATURES, Network, node_data, numbers, without_network
+from support.networked import (
+    COSTS,
+    FEATURES,
+    Network,
+    node_data,
+    node_numbers,
+    without_network,
+)
 
 EVERY = [[0, 1]] * 5
 
 
 def two_rounds(net: Network, **how: Any) -> None:
-    """By two nodes."""
+    """Run two rounds with two nodes."""
     for node in (0, 1):
         net.join(node, **how)
     net.start(2)
@@ -43,16 +49,16 @@ def two_rounds(net: Network, **how: Any) -> None:
 
 
 def assert_undisturbed(net: Network) -> None:
-    """The two nodes make five rounds in all, as if nothing had happened."""
+    """Check that both nodes finish five rounds with the expected bits."""
     while len(net.sent) < len(EVERY):
-        assert numbers(net.round()) == [0, 1]
+        assert node_numbers(net.round()) == [0, 1]
     assert bits(net.all_w) == bits(without_network(EVERY))
 
 
-def assert_turned_away(
+def assert_refused(
     peer: "RawPeer", code: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a reason, which the log has too."""
+    """Check the status, and that peer and log have the reason."""
     assert peer.ended()[0] == getattr(grpc.StatusCode, code)
     assert reason in peer.ended()[1]
     assert reason in caplog.text
@@ -68,9 +74,9 @@ def hello_of_version(peer: "RawPeer", version: int) -> bytes:
     return message.SerializeToString()
 
 
-def heard(peer: "RawPeer") -> EncodedBroadcast:
-    """The broadcast that a raw peer, which is told of everything anew, hears next."""
-    message = AggregatorReader(peer.net.task).feed(peer.hear())
+def next_broadcast(peer: "RawPeer") -> EncodedBroadcast:
+    """Receive the next broadcast with the state of a new node."""
+    message = AggregatorReader(peer.net.task).feed(peer.receive())
     assert isinstance(message, EncodedBroadcast)
     return message
 
@@ -83,12 +89,10 @@ def report_of(
     costs: NodeCosts = COSTS,
     **other: Any,
 ) -> list[bytes]:
-    """What a node would say, all of it made up; `other` fields replace those of the
-    message.
-    """
-    numbers = {name: np.full(nodes, loss) for name in report_numbers(broadcast)}
+    """A made-up report as messages; `other` fields replace those of the first message."""
+    values = {name: np.full(nodes, loss) for name in report_numbers(broadcast)}
     vectors = np.full((nodes, FEATURES), w, np.float32)
-    made_up = Report(broadcast.round, np.arange(nodes), np.arange(nodes), **numbers)
+    made_up = Report(broadcast.round, np.arange(nodes), np.arange(nodes), **values)
     first, *rest = pack_report(made_up, costs, encode("none", vectors))
     message = pb.FromNode.FromString(first)
     for name, value in other.items():
@@ -97,7 +101,7 @@ def report_of(
 
 
 class RawPeer:
-    """A peer that says what it is told to, byte for byte, and counts what passes."""
+    """A peer that sends given bytes, and counts the bytes in both directions."""
 
     def __init__(
         self,
@@ -110,7 +114,7 @@ class RawPeer:
     ) -> None:
         self.sent = self.received = 0
         self.net = net
-        net.on_close.append(self.leave)  # it does not listen to a farewell
+        net.on_close.append(self.leave)  # a raw peer ignores the farewell
         self._node = node
         metadata = [(NAME, name)] + ([] if token is None else [(TOKEN, token)])
 
@@ -125,7 +129,7 @@ class RawPeer:
 
         self._call = net.call(connect())
 
-    def say(self, *messages: bytes) -> None:
+    def send(self, *messages: bytes) -> None:
         async def write() -> None:
             for message in messages:
                 await self._call.write(message)
@@ -133,12 +137,12 @@ class RawPeer:
 
         self.net.call(write())
 
-    def say_what_it_can(self, *messages: bytes) -> None:
-        """The aggregator may hang up in the middle."""
+    def send_if_open(self, *messages: bytes) -> None:
+        """Send until the aggregator closes the stream."""
         with suppress(grpc.RpcError, asyncio.InvalidStateError):
-            self.say(*messages)
+            self.send(*messages)
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         async def read() -> bytes:
             data = await self._call.read()
             assert data is not grpc.aio.EOF
@@ -148,7 +152,7 @@ class RawPeer:
         return self.net.call(read())
 
     def ended(self) -> tuple[Any, str]:
-        """How the aggregator ended it; what it said before is not looked at."""
+        """Status and details at the end of the stream; skips earlier messages."""
 
         async def end() -> tuple[Any, str]:
             try:
@@ -168,7 +172,7 @@ class RawPeer:
         return pack_hello(Hello(**known))[0]
 
     def become_ready(self, **other: Any) -> None:
-        """Says hello, hears the welcome, and is ready."""
-        self.say(self.hello(**other))
-        self.hear()
-        self.say(*pack_ready(COSTS))
+        """Send hello, receive the welcome, and send ready."""
+        self.send(self.hello(**other))
+        self.receive()
+        self.send(*pack_ready(COSTS))

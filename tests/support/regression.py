@@ -1,4 +1,4 @@
-"""Linear regression over nodes, of which every constant of the analysis is known."""
+"""Linear regression over nodes with known constants of the paper's analysis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,7 @@ from support.problems import (
 
 @dataclass(frozen=True)
 class Regression:
-    """Linear regression over nodes with unequal shards: convex, with every constant of the
-    analysis known exactly.
-    """
+    """Linear regression over unequal shards: convex, with exact constants."""
 
     x: Float64
     y: Float64
@@ -76,8 +74,9 @@ class Regression:
         )
 
     def delta(self, points: Float64) -> float:
-        """Σ D_i δ_i / D, with δ_i the largest ‖∇F_i - ∇F‖ at any of the points; the proof
-        needs the v_[k] alone.
+        """Σ D_i δ_i / D, where δ_i is the largest ‖∇F_i - ∇F‖ at any of the points.
+
+        The proof needs only the points v_[k].
         """
         apart = [
             max(float(np.linalg.norm(local(v) - self.gradient(v))) for v in points)
@@ -86,7 +85,7 @@ class Regression:
         return float(np.dot(self.sizes, apart) / sum(self.sizes))
 
     def rho(self, points: Float64) -> float:
-        """F is as steep as this at most within the ball around w* that holds the points."""
+        """Largest slope of F within the ball around w* that contains the points."""
         radius = float(np.linalg.norm(points - self.best, axis=1).max())
         return radius * float(np.linalg.eigvalsh(self.x.T @ self.x / len(self.x))[-1])
 

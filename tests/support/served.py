@@ -24,12 +24,12 @@ def run_over_grpc(
     workers: list[Any] | None = None,
     **how: Any,
 ) -> Result:
-    """A run of these settings with a node in each share of their data.
+    """Run these settings with a node for each share of the data.
 
     Args:
-      worker: makes a node's.
-      workers: gets them all.
-      how: for `execute`.
+      worker: creates the worker of a node.
+      workers: receives all workers.
+      how: options of `execute`.
     """
     threads, made = [], [] if workers is None else workers
 

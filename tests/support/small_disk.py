@@ -1,4 +1,4 @@
-"""A disk that is soon full."""
+"""A small file system that tests can fill."""
 
 import os
 import subprocess
@@ -11,16 +11,14 @@ import pytest
 
 @contextmanager
 def small_disk(path: Path, size: int) -> Iterator[Path]:
-    """A new folder on a file system of its own with so many bytes; needs to be root, and
-    skips the test elsewhere.
-    """
+    """Mount a file system of `size` bytes at a new folder; skip the test without root."""
     path.mkdir()
     if os.name != "posix" or os.geteuid() != 0:
-        pytest.skip("only root may mount a file system")
+        pytest.skip("mounting a file system needs root")
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
     tried = subprocess.run(mount, capture_output=True, text=True, check=False)
     if tried.returncode:
-        pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
+        pytest.skip(f"mounting a file system failed: {tried.stderr.strip()}")
     try:
         yield path
     finally:
@@ -28,7 +26,7 @@ def small_disk(path: Path, size: int) -> Iterator[Path]:
 
 
 def fill(path: Path, *, but: int = 0) -> None:
-    """Fills the file system up, but for so many bytes; these are whole blocks on the disk."""
+    """Fill the file system except for `but` bytes, which must be whole blocks."""
     with (path / "filler").open("wb", buffering=0) as file:
         try:
             while True:

@@ -1,6 +1,4 @@
-"""The emulated network does what its users rely on, seen by real processes that talk TCP
-and UDP across it.
-"""
+"""The emulated network, tested by real processes that use TCP and UDP."""
 
 import hashlib
 import random
@@ -25,7 +23,7 @@ with socket.create_server(("", 5000)) as listener:
         while received := connection.recv(1 << 16):
             connection.sendall(received)
 """
-"""Sends back what it gets on one connection."""
+"""Echoes one connection."""
 
 ROUND_TRIPS = """
 import socket, sys, time
@@ -83,11 +81,12 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
     while True:
         receiver.recv(1 << 16)
 """
-"""Takes datagrams, so that the kernel does not answer that nobody does."""
+"""Receives datagrams, so that the kernel does not answer with an ICMP error."""
 
 PARENT = """
 import subprocess, sys, time
-print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid, flush=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+print(child.pid, flush=True)
 time.sleep(3600)
 """
 
@@ -99,7 +98,7 @@ with emulated_network(hosts=2) as network:
     time.sleep(3600)
 """
 
-NOBODY = """
+WITHOUT_ROOT = """
 import os, pytest
 from support.emulated_network import emulated_network
 os.seteuid(65534)
@@ -111,7 +110,7 @@ except pytest.skip.Exception as skipped:
 """
 
 HEADERS = 20 + 8
-"""Bytes of IP and UDP in front of a datagram."""
+"""Bytes of the IP and UDP headers of a datagram."""
 
 
 @pytest.fixture
@@ -120,7 +119,7 @@ def network() -> Iterator[Network]:
         yield network
 
 
-def test_a_round_trip_takes_at_least_twice_the_delay(network: Network) -> None:
+def test_round_trip_takes_twice_the_delay(network: Network) -> None:
     start(network, 1, ECHO)
     network.set(delay=0.04)
     times = output(network, 0, ROUND_TRIPS, network.address(1)).split()
@@ -128,7 +127,7 @@ def test_a_round_trip_takes_at_least_twice_the_delay(network: Network) -> None:
     assert min(map(float, times)) >= 0.08
 
 
-def test_data_arrives_intact_though_packets_are_lost(network: Network) -> None:
+def test_tcp_data_survives_packet_loss(network: Network) -> None:
     data = random.Random(0).randbytes(1 << 20)
     receiver = start(network, 1, DIGEST)
     network.set(loss=0.05)
@@ -139,18 +138,17 @@ def test_data_arrives_intact_though_packets_are_lost(network: Network) -> None:
     assert network.bytes > len(data)
 
 
-def test_loss_is_the_share_of_packets_that_do_not_pass(network: Network) -> None:
+def test_loss_is_share_of_dropped_packets(network: Network) -> None:
     start(network, 1, LISTEN)
     network.set(loss=0.05)
     output(network, 0, DATAGRAMS, network.address(1), "2000", "10")
     wait_for(lambda: network.counters.packets + network.counters.dropped >= 2000)
     assert network.packets + network.dropped == 2000
-    assert (
-        100 - 6 * 9.75 < network.dropped < 100 + 6 * 9.75
-    )  # the deviation is sqrt(2000 0.05 0.95) = 9.75
+    # The standard deviation is sqrt(2000 * 0.05 * 0.95) = 9.75.
+    assert 100 - 6 * 9.75 < network.dropped < 100 + 6 * 9.75
 
 
-def test_packets_and_bytes_count_what_passed_headers_and_all(network: Network) -> None:
+def test_counters_include_headers(network: Network) -> None:
     start(network, 1, LISTEN)
     output(network, 0, DATAGRAMS, network.address(1), "7", "100")
     wait_for(lambda: network.packets >= 7)
@@ -159,31 +157,31 @@ def test_packets_and_bytes_count_what_passed_headers_and_all(network: Network) -
     )
 
 
-def test_nothing_passes_during_a_cut_and_everything_after_mending(network: Network) -> None:
+def test_cut_stops_traffic_until_mended(network: Network) -> None:
     receiver = start(network, 1, PRINT)
     sender = python(network, 0, SEND_INPUT, network.address(1), stdin=subprocess.PIPE)
-    say(sender, "before")
+    send(sender, "before")
     assert receiver.stdout.readline() == b"before\n"
 
     network.cut(1)
     passed = network.packets
-    say(sender, "during")
-    wait_for(lambda: network.dropped >= 2)  # the packet, and once more as no answer came
+    send(sender, "during")
+    wait_for(lambda: network.dropped >= 2)  # the packet and its retransmission
     assert network.packets == passed
     network.mend(1)
     assert receiver.stdout.readline() == b"during\n"
-    say(sender, "after")
+    send(sender, "after")
     assert receiver.stdout.readline() == b"after\n"
 
 
-def test_a_cut_is_of_one_host_and_the_others_go_on(network: Network) -> None:
+def test_cut_affects_only_one_host(network: Network) -> None:
     network.cut(1)
     start(network, 2, ECHO)
     assert len(output(network, 0, ROUND_TRIPS, network.address(2)).split()) == 5
     assert network.dropped == 0
 
 
-def test_a_cut_loses_what_is_on_its_way(network: Network) -> None:
+def test_cut_drops_packets_in_flight(network: Network) -> None:
     start(network, 1, LISTEN)
     network.set(delay=3600)
     output(network, 0, DATAGRAMS, network.address(1), "3", "10")
@@ -192,23 +190,17 @@ def test_a_cut_loses_what_is_on_its_way(network: Network) -> None:
     assert network.counters == Counters(packets=0, bytes=0, dropped=3, held=0)
 
 
-def test_the_router_drops_what_it_has_no_room_to_hold() -> None:
-    with emulated_network(hosts=2, most_held=1000) as network:
+def test_full_router_drops_packets() -> None:
+    with emulated_network(hosts=2, max_held=1000) as network:
         network.set(delay=3600)
         output(network, 0, DATAGRAMS, network.address(1), "3", "500")
-        wait_for(lambda: network.dropped == 2)  # one of 528 bytes fits, two do not
+        wait_for(lambda: network.dropped == 2)  # only one packet of 528 bytes fits
         assert network.counters.held == 1
 
 
-def test_hosts_reach_each_other_and_nothing_else(network: Network) -> None:
-    assert (
-        output(
-            network,
-            0,
-            "import socket; print(*sorted(name for _, name in socket.if_nameindex()))",
-        )
-        == "lo tun0"
-    )
+def test_hosts_reach_only_each_other(network: Network) -> None:
+    devices = "import socket; print(*sorted(name for _, name in socket.if_nameindex()))"
+    assert output(network, 0, devices) == "lo tun0"
     routes = subprocess.run(
         ["ip", "-netns", network.names[0], "route"],
         capture_output=True,
@@ -220,12 +212,12 @@ def test_hosts_reach_each_other_and_nothing_else(network: Network) -> None:
 
     outside = "import socket, sys; print(socket.socket().connect_ex((sys.argv[1], 80)))"
     assert int(output(network, 0, outside, "192.0.2.1")) == 101  # ENETUNREACH
-    output(network, 0, DATAGRAMS, "10.77.0.200", "2", "10")  # a neighbour that is not there
+    output(network, 0, DATAGRAMS, "10.77.0.200", "2", "10")  # there is no such host
     wait_for(lambda: network.dropped == 2)
     assert network.packets == 0
 
 
-def test_signals_to_a_process_reach_the_command_itself(network: Network) -> None:
+def test_pid_is_that_of_the_command(network: Network) -> None:
     process = python(
         network,
         0,
@@ -236,7 +228,8 @@ def test_signals_to_a_process_reach_the_command_itself(network: Network) -> None
     assert int(process.stdout.readline()) == process.pid
 
 
-def test_no_namespace_and_no_process_is_left_behind_even_after_an_exception() -> None:
+def test_exception_leaves_nothing_behind() -> None:
+    """Neither namespaces nor processes remain, not even stopped ones or children."""
     with pytest.raises(ZeroDivisionError), emulated_network(hosts=2) as network:  # noqa: PT012
         assert set(network.names) <= namespaces()
         stopped = start(network, 1, ECHO)
@@ -246,13 +239,11 @@ def test_no_namespace_and_no_process_is_left_behind_even_after_an_exception() ->
         assert 1 / 0
     assert not set(network.names) & namespaces()
     assert stopped.returncode == parent.returncode == -signal.SIGKILL
-    wait_for(lambda: ended(child))  # whoever inherits it takes note of its end
+    wait_for(lambda: ended(child))
 
 
-def test_a_killed_test_leaves_nothing_behind(network: Network) -> None:
-    """The fixture is here to skip where there are no networks, and to show that two do not
-    collide.
-    """
+def test_killed_test_leaves_nothing_behind(network: Network) -> None:
+    """The fixture skips the test without namespaces, and is a second network at once."""
     with subprocess.Popen(
         [sys.executable, "-c", HANG], cwd=Path(__file__).parents[1], stdout=subprocess.PIPE
     ) as test:
@@ -265,15 +256,15 @@ def test_a_killed_test_leaves_nothing_behind(network: Network) -> None:
     assert set(network.names) <= namespaces()
 
 
-def test_who_is_not_root_skips_with_the_reason(network: Network) -> None:
-    command = [sys.executable, "-c", NOBODY]
+def test_without_root_the_test_is_skipped(network: Network) -> None:
+    command = [sys.executable, "-c", WITHOUT_ROOT]
     reason = subprocess.run(
         command, cwd=Path(__file__).parents[1], capture_output=True, text=True
     )
     assert reason.stdout.strip() == "network namespaces need root"
 
 
-def test_wrong_conditions_and_hosts_are_refused(network: Network) -> None:
+def test_invalid_conditions_and_hosts_are_rejected(network: Network) -> None:
     with pytest.raises(ValueError, match="loss is a probability"):
         network.set(loss=5)
     with pytest.raises(ValueError, match="delay is in seconds"):
@@ -285,7 +276,7 @@ def test_wrong_conditions_and_hosts_are_refused(network: Network) -> None:
 def python(
     network: Network, host: int, script: str, *arguments: str, **options: Any
 ) -> Any:
-    """A script on a host; Any, as its pipes are there."""
+    """Start a script on a host. The type is Any, since its pipes are never None."""
     return network.popen(
         host,
         [sys.executable, "-I", "-c", script, *arguments],
@@ -295,29 +286,27 @@ def python(
 
 
 def start(network: Network, host: int, script: str) -> Any:
-    """A script that says when it is ready."""
+    """Start a script and wait until it prints "ready"."""
     process = python(network, host, script)
     assert process.stdout.readline() == b"ready\n"
     return process
 
 
 def output(network: Network, host: int, script: str, *arguments: str) -> str:
-    """What a script prints, when it has ended well."""
+    """Run a script and return its output."""
     process = python(network, host, script, *arguments)
     printed: str = process.communicate()[0].decode().strip()
     assert process.returncode == 0
     return printed
 
 
-def say(process: Any, line: str) -> None:
+def send(process: Any, line: str) -> None:
     process.stdin.write(f"{line}\n".encode())
     process.stdin.flush()
 
 
 def wait_for(fact: Callable[[], bool]) -> None:
-    """Until it holds; a minute is for a machine with much else to do, and beyond it is a
-    failure.
-    """
+    """Wait until a fact holds, for at most a minute."""
     end = time.monotonic() + 60
     while not fact():
         assert time.monotonic() < end
@@ -332,7 +321,7 @@ def namespaces() -> set[str]:
 
 
 def ended(pid: int) -> bool:
-    """Gone, or a zombie that its new parent has not taken note of."""
+    """Whether a process has ended, or is a zombie that its new parent has not reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,9 +1,9 @@
-"""A round by hand: 4 nodes, 10 updates, and what counters say of it."""
+"""Usage of a hand-made round with 4 nodes and 10 updates."""
 
 from fedbudget.resources.resource import CombinedReading, NodeCosts, Reading, RoundUsage
 
-TIME = CombinedReading(0.5, 7.0, nodes=4)  # 5 of the 7 seconds are local updates
-CPU = CombinedReading(0.75, 8.5, nodes=4)  # and 7.5 of the 8.5 CPU seconds
+TIME = CombinedReading(0.5, 7.0, nodes=4)  # 5 of 7 seconds are local updates
+CPU = CombinedReading(0.75, 8.5, nodes=4)  # 7.5 of 8.5 CPU seconds are local updates
 
 
 def usage(
@@ -23,7 +23,7 @@ def usage(
 def node_costs(
     step_seconds: float, seconds: float, **others: tuple[float, float]
 ) -> NodeCosts:
-    """A node's costs from (step, whole) of each resource."""
+    """Costs of a node from (step, total) of each resource."""
     readings = {"time": (step_seconds, seconds), **others}
     return NodeCosts(
         {name: Reading(step, whole) for name, (step, whole) in readings.items()}

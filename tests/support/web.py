@@ -1,6 +1,4 @@
-"""A real web server on this machine, which can be told to misbehave, and small datasets for
-it to serve.
-"""
+"""A local web server with configurable faults, and small datasets for it to serve."""
 
 import hashlib
 import io
@@ -17,7 +15,7 @@ from fedbudget.data.published import PublishedDataset
 
 @dataclass
 class Request:
-    """What the server saw, and how much it sent."""
+    """A received request, and the number of bytes sent."""
 
     path: str
     range: str | None
@@ -27,18 +25,18 @@ class Request:
 
 @dataclass
 class Web:
-    """What is served, and how.
+    """Files and faults of the server.
 
     Args:
       files: contents by path.
-      cut: after how many bytes of an answer the connection is closed, by path.
-      ignores_range: answers with everything, whatever was asked for.
-      wrong_range: answers a request for the rest with a rest that starts elsewhere.
-      refuses_range: answers 416, with or without the size of the whole.
-      endless: sends bytes without end and without saying how many.
-      no_length: does not say how many bytes come.
-      encoding: what it says of the encoding of what comes.
-      moved: sends on from every path to the same below `moved/`, once.
+      cut: bytes of a response after which the connection closes, by path.
+      ignores_range: answers a range request with the whole file.
+      wrong_range: answers a range request with a range that starts elsewhere.
+      refuses_range: answers a range request with 416, without the size of the file.
+      endless: sends bytes forever, without Content-Length.
+      no_length: omits Content-Length.
+      encoding: Content-Encoding of the response.
+      moved: redirects every path to the same path below `moved/`.
     """
 
     files: dict[str, bytes]
@@ -90,7 +88,7 @@ def dataset_of(contents: Mapping[str, bytes], **more: object) -> PublishedDatase
 
 
 def tar_of(members: Mapping[str, bytes | str], mode: str = "w:gz") -> bytes:
-    """An archive; a member given as text is a symbolic link to it."""
+    """A tar archive; a member given as text is a symbolic link to that path."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode) as archive:  # type: ignore[call-overload]
         for path, contents in members.items():
@@ -114,7 +112,7 @@ def _handler(web: Web) -> type[BaseHTTPRequestHandler]:
             try:
                 _answer(web, self, request)
             except ConnectionError:
-                self.close_connection = True  # the client has had enough
+                self.close_connection = True  # the client has disconnected
 
         def log_message(self, format: str, *arguments: object) -> None: ...
 
@@ -161,5 +159,5 @@ def _answer(web: Web, handler: BaseHTTPRequestHandler, request: Request) -> None
 
 
 def _send(handler: BaseHTTPRequestHandler, request: Request, body: bytes) -> None:
-    request.sent += len(body)  # before the client can have it all and look
+    request.sent += len(body)  # before the write, which lets the client continue
     handler.wfile.write(body)
