@@ -1,4 +1,4 @@
-"""The report is one file, with all in it, that no text of a run can break out of."""
+"""The report: one file without external resources, safe from text of a run."""
 
 import json
 import re
@@ -17,21 +17,21 @@ def snapshot_of(path: Path) -> RunSnapshot:
 
 
 def embedded(text: str) -> Any:
-    found = re.search(
+    match = re.search(
         r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL
     )
-    assert found is not None
-    return json.loads(found[1])
+    assert match is not None
+    return json.loads(match[1])
 
 
-def test_the_figures_in_the_file_are_those_of_the_runs(tmp_path: Path) -> None:
-    looks = [snapshot_of(make_run(tmp_path / name)) for name in ("one", "two")]
-    text = report(looks)
-    assert embedded(text) == json.loads(json.dumps({"runs": figures(looks)}))
+def test_embedded_figures_equal_the_runs(tmp_path: Path) -> None:
+    snapshots = [snapshot_of(make_run(tmp_path / name)) for name in ("one", "two")]
+    text = report(snapshots)
+    assert embedded(text) == json.loads(json.dumps({"runs": figures(snapshots)}))
     assert [run["name"] for run in embedded(text)["runs"]] == ["one", "two"]
 
 
-def test_text_of_a_run_cannot_end_the_script_it_is_in(tmp_path: Path) -> None:
+def test_run_text_cannot_inject_scripts(tmp_path: Path) -> None:
     evil = "/data/</script><script>alert(1)</script><!--.csv"
     text = report(
         [
@@ -41,22 +41,21 @@ def test_text_of_a_run_cannot_end_the_script_it_is_in(tmp_path: Path) -> None:
         ]
     )
     assert embedded(text)["runs"][0]["settings"]["dataset"] == evil
-    assert text.count("</script>") == 3  # the figures', the library's and the page's own
+    assert text.count("</script>") == 3  # figures, library and page
     assert "alert(1)</script" not in text
     assert "<b>run" not in text
 
 
-def test_nothing_in_the_file_is_loaded_from_anywhere(tmp_path: Path) -> None:
+def test_report_loads_nothing(tmp_path: Path) -> None:
     text = report([snapshot_of(make_run(tmp_path / "run"))])
     assert "default-src 'none'" in text
-    page = text.replace(
-        text[text.index("<script>") : text.index('<script type="module">')], ""
-    )  # but for the library
+    library = text[text.index("<script>") : text.index('<script type="module">')]
+    page = text.replace(library, "")
     assert re.search(r"""(src|href)=["'](?!#)""", page) is None
     assert "import " not in text[text.index('<script type="module">') :]
 
 
-def test_curves_of_a_long_run_are_kept_for_some_rounds_with_the_first_and_the_last(
+def test_long_run_keeps_some_curves(
     tmp_path: Path,
 ) -> None:
     (run,) = figures([snapshot_of(many_rounds(tmp_path / "run", 5000))])
@@ -66,7 +65,7 @@ def test_curves_of_a_long_run_are_kept_for_some_rounds_with_the_first_and_the_la
     assert rounds == sorted(set(rounds))
 
 
-def test_the_pages_modules_become_one_that_gives_each_what_it_imports() -> None:
+def test_bundle_resolves_imports() -> None:
     files = {
         "dom.js": "export function el() {}\nexport const A = 1;\n",
         "theme.js": 'import { el, A } from "./dom.js";\n',
@@ -82,8 +81,8 @@ def test_the_pages_modules_become_one_that_gives_each_what_it_imports() -> None:
     assert "const dom = $dom;\ndom.el();" in text
 
 
-def test_no_module_of_the_page_is_forgotten() -> None:
+def test_bundle_has_all_modules() -> None:
     text = bundled({name: content for name, (content, _) in page_files().items()})
     assert re.search(r"^(import|export) ", text, re.MULTILINE) is None
-    taken = set(re.findall(r"= \$(\w+);", text))
-    assert taken <= set(re.findall(r"^const \$(\w+) = ", text, re.MULTILINE))
+    imported = set(re.findall(r"= \$(\w+);", text))
+    assert imported <= set(re.findall(r"^const \$(\w+) = ", text, re.MULTILINE))

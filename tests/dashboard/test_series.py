@@ -1,6 +1,4 @@
-"""What charts and gauges show: thinned without losing what matters, exact where that fits,
-and valid JSON.
-"""
+"""Data of charts, gauges and metric tiles, and the description of a run."""
 
 import json
 import math
@@ -18,7 +16,9 @@ from fedbudget.dashboard import series
 from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
 from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
-from support.made_runs import SETTINGS, being_made, make_run, many_rounds, record
+from fedbudget.runs.folder import Run
+from fedbudget.settings.settings import Settings
+from support.made_runs import SETTINGS, held_by_writer, make_run, many_rounds, record
 
 
 def snapshot_of(path: Path) -> RunSnapshot:
@@ -30,19 +30,19 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> RunSnapshot:
     return snapshot_of(many_rounds(tmp_path_factory.mktemp("long") / "run", 10_000))
 
 
-def test_few_rounds_are_all_there() -> None:
+def test_few_rounds_are_not_thinned() -> None:
     records = [record(number) for number in range(1, 101)]
     assert series.thinned(records) == records
 
 
-def test_ten_thousand_rounds_become_a_picture_of_them(long_run: RunSnapshot) -> None:
+def test_thinning_keeps_extremes_and_evaluations(long_run: RunSnapshot) -> None:
     records = long_run.run.rounds
     kept = series.thinned(records)
     assert 500 < len(kept) <= 2 * series.MAX_ROUNDS
     assert (kept[0], kept[-1]) == (records[0], records[-1])
     for name in ("loss", "tau"):
         every, some = ([getattr(each, name) for each in these] for these in (records, kept))
-        assert (min(some), max(some)) == (min(every), max(every))  # the spike too
+        assert (min(some), max(some)) == (min(every), max(every))  # including the spike
     assert [each for each in records if each.accuracy is not None] == [
         each for each in kept if each.accuracy is not None
     ]
@@ -55,7 +55,7 @@ def test_ten_thousand_rounds_become_a_picture_of_them(long_run: RunSnapshot) -> 
         max_size=400,
     )
 )
-def test_whatever_the_rounds_what_is_kept_is_theirs_in_order_and_has_their_extremes(
+def test_thinning_of_random_rounds(
     given: list[tuple[float, str]],
 ) -> None:
     records = [
@@ -73,7 +73,7 @@ def test_whatever_the_rounds_what_is_kept_is_theirs_in_order_and_has_their_extre
     )
 
 
-def test_every_change_of_the_reason_is_kept_where_there_are_few() -> None:
+def test_thinning_keeps_changes_of_reason() -> None:
     reasons = {700: "budget", 701: "minimum of G", 1500: "search limit"}
     records = [record(number) for number in range(1, 3001)]
     now = "minimum of G"
@@ -83,7 +83,7 @@ def test_every_change_of_the_reason_is_kept_where_there_are_few() -> None:
     assert {700, 701, 1500} <= {each.round for each in series.thinned(records)}
 
 
-def test_a_stretch_of_few_rounds_is_exact(long_run: RunSnapshot) -> None:
+def test_short_range_is_exact(long_run: RunSnapshot) -> None:
     rows = series.rows(long_run, 3000, 3500)
     assert rows["exact"] is True
     assert rows["columns"]["round"] == list(range(3000, 3501))
@@ -91,13 +91,10 @@ def test_a_stretch_of_few_rounds_is_exact(long_run: RunSnapshot) -> None:
     whole = series.rows(long_run, 1, 10_000)
     assert whole["exact"] is False
     assert len(whole["columns"]["round"]) <= 2 * series.MAX_ROUNDS
-
-
-def test_a_stretch_where_there_is_nothing_is_empty(long_run: RunSnapshot) -> None:
     assert series.rows(long_run, 20_000, 30_000)["columns"]["round"] == []
 
 
-def test_what_is_not_a_number_is_null(tmp_path: Path) -> None:
+def test_nan_becomes_null(tmp_path: Path) -> None:
     path = make_run(
         tmp_path / "run",
         [record(1, loss=math.nan, best_loss=math.nan)],
@@ -112,7 +109,7 @@ REAL = {"accuracy": None, "metrics": {"rmse": 12.5, "mae": 8.0, "r2": 0.75}}
 SPREAD = {"nodes": 4, "worst": 20.0, "tenth": 18.0, "median": 11.0}
 
 
-def test_metrics_of_the_last_round_that_was_evaluated_and_then_of_the_end(
+def test_metric_tiles(
     tmp_path: Path,
 ) -> None:
     rounds = [record(1, **REAL, spread=SPREAD), record(2, accuracy=None)]
@@ -137,31 +134,31 @@ def test_metrics_of_the_last_round_that_was_evaluated_and_then_of_the_end(
     ]
 
 
-def test_gauges_say_what_is_left_and_until_when_at_the_pace_of_the_last_rounds(
+def test_gauges_of_a_running_run(
     tmp_path: Path,
 ) -> None:
-    # In a second on the wall 0.2 s and 10 kB are spent; after 40 rounds 16 s and 1.8 MB are
-    # left.
-    with being_made(make_run(tmp_path / "run", 40, finished=False)) as path:
-        look = snapshot_of(path)
-        time, traffic = series.gauges(look)
+    # The run spends 0.2 s and 10 kB per second; after 40 rounds 16 s and 1.8 MB are left.
+    with held_by_writer(make_run(tmp_path / "run", 40, finished=False)) as path:
+        snapshot = snapshot_of(path)
+        time, traffic = series.gauges(snapshot)
     assert (time["text"], time["left"], time["over"]) == ("4s of 20s", "16s", None)
     assert time["share"] == pytest.approx(0.2)
-    assert time["until"] - look.written == pytest.approx(16 / 0.2)
-    assert traffic["until"] - look.written == pytest.approx(1.8e6 / 10e3)
+    assert time["until"] - snapshot.written == pytest.approx(16 / 0.2)
+    assert traffic["until"] - snapshot.written == pytest.approx(1.8e6 / 10e3)
 
 
-def test_the_pace_is_that_of_late_and_not_of_the_whole_run(tmp_path: Path) -> None:
+def test_pace_of_the_last_rounds(tmp_path: Path) -> None:
     slow = [record(number, wall=100.0 * number) for number in range(1, 31)]
     quick = [record(number, wall=3000 + 0.1 * (number - 30)) for number in range(31, 61)]
-    with being_made(make_run(tmp_path / "run", [*slow, *quick], finished=False)) as path:
-        look = snapshot_of(path)
-        assert series.gauges(look)[0]["until"] - look.written == pytest.approx(
-            14.0
-        )  # 14 s are left, 1 s a second
+    with held_by_writer(
+        make_run(tmp_path / "run", [*slow, *quick], finished=False)
+    ) as path:
+        snapshot = snapshot_of(path)
+        # 14 s are left, at 1 s per second.
+        assert series.gauges(snapshot)[0]["until"] - snapshot.written == pytest.approx(14.0)
 
 
-def test_a_run_that_is_over_has_no_pace_and_may_have_spent_too_much(tmp_path: Path) -> None:
+def test_gauges_of_a_finished_run(tmp_path: Path) -> None:
     path = make_run(
         tmp_path / "run", [record(1), record(2, spent={"time": 20.5, "bytes": 1e6})]
     )
@@ -170,8 +167,8 @@ def test_a_run_that_is_over_has_no_pace_and_may_have_spent_too_much(tmp_path: Pa
     assert (traffic["over"], traffic["left"]) == (None, "1MB")
 
 
-def test_the_curve_of_a_round_is_the_one_its_controller_looked_at(tmp_path: Path) -> None:
-    found = series.choice(snapshot_of(make_run(tmp_path / "run")), 7)
+def test_curve_equals_the_controllers(tmp_path: Path) -> None:
+    choice = series.choice(snapshot_of(make_run(tmp_path / "run")), 7)
     controller = build_method(SETTINGS).controller
     assert isinstance(controller, AdaptiveTau)
     inputs = ControlInputs(
@@ -182,53 +179,51 @@ def test_the_curve_of_a_round_is_the_one_its_controller_looked_at(tmp_path: Path
         SETTINGS.limits().array,
     )
     curve = controller.curve(Decision(5, Reason.MINIMUM), inputs)
-    assert found["candidates"] == list(range(1, 51))
-    assert found["G"] == pytest.approx(curve.tolist(), rel=1e-5)
-    assert found["minimum"] == int(np.argmin(curve)) + 1
-    assert found["sentence"] == "G(τ) is smallest at τ = 5"
-    assert (found["record"]["round"], found["spent"]) == (
+    assert choice["candidates"] == list(range(1, 51))
+    assert choice["G"] == pytest.approx(curve.tolist(), rel=1e-5)
+    assert choice["minimum"] == int(np.argmin(curve)) + 1
+    assert choice["sentence"] == "G(τ) is smallest at τ = 5"
+    assert (choice["record"]["round"], choice["spent"]) == (
         7,
         {"time": "0.7s", "bytes": "35kB"},
     )
 
 
-def test_a_long_curve_is_drawn_with_the_points_that_are_marked(tmp_path: Path) -> None:
+def test_long_curve_keeps_marked_points(tmp_path: Path) -> None:
     settings = replace(SETTINGS, tau_max=5000, gamma=1000.0)
     records = [record(1), record(2), record(3, tau=777)]
-    found = series.choice(
+    choice = series.choice(
         snapshot_of(make_run(tmp_path / "run", records, settings=settings)), 3
     )
-    assert len(found["candidates"]) < 100
-    assert {777, found["minimum"], 1, 1000} <= set(found["candidates"])
+    assert len(choice["candidates"]) < 100
+    assert {777, choice["minimum"], 1, 1000} <= set(choice["candidates"])
 
 
-def test_a_fixed_tau_has_no_curve(tmp_path: Path) -> None:
+def test_fixed_tau_has_no_curve(tmp_path: Path) -> None:
     path = make_run(
         tmp_path / "run",
         [record(1, tau=5, reason="fixed")],
         settings=replace(SETTINGS, tau=5),
     )
-    found = series.choice(snapshot_of(path), 1)
-    assert (found["candidates"], found["G"], found["minimum"]) == ([], [], None)
-    assert found["sentence"] == "τ = 5 was fixed by the settings"
+    choice = series.choice(snapshot_of(path), 1)
+    assert (choice["candidates"], choice["G"], choice["minimum"]) == ([], [], None)
+    assert choice["sentence"] == "τ = 5 was fixed by the settings"
 
 
-def test_an_unknown_reason_is_shown_as_it_is(tmp_path: Path) -> None:
-    found = series.choice(
+def test_unknown_reason_is_shown(tmp_path: Path) -> None:
+    choice = series.choice(
         snapshot_of(make_run(tmp_path / "run", [record(1), record(2, reason="warm-up")])), 2
     )
-    assert (found["record"]["reason"], found["sentence"]) == (
+    assert (choice["record"]["reason"], choice["sentence"]) == (
         "warm-up",
         "the controller gave this reason itself",
     )
-    assert (found["G"], found["minimum"]) == ([], None)
+    assert (choice["G"], choice["minimum"]) == ([], None)
 
 
-def test_average_tau_is_of_all_rounds_however_few_are_drawn(
-    tmp_path: Path, long_run: RunSnapshot
-) -> None:
-    # τ is 3 + number % 11: in 10,000 = 909 x 11 + 1 rounds each of 3..13 909 times, and 4
-    # once more.
+def test_average_tau_counts_all_rounds(tmp_path: Path, long_run: RunSnapshot) -> None:
+    # τ is 3 + number % 11. In 10,000 = 909 x 11 + 1 rounds each of 3..13 occurs 909 times,
+    # and 4 occurs 910 times.
     assert series.now(long_run)["average_tau"] == pytest.approx(
         (909 * sum(range(3, 14)) + 4) / 10_000
     )
@@ -242,7 +237,7 @@ def test_average_tau_is_of_all_rounds_however_few_are_drawn(
     )
 
 
-def test_a_round_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+def test_missing_round_is_an_error(tmp_path: Path) -> None:
     for number in (0, 21):
         with pytest.raises(
             UserError, match=f"run has no round {number}; it has rounds 1 to 20"
@@ -250,7 +245,7 @@ def test_a_round_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
             series.choice(snapshot_of(make_run(tmp_path / str(number) / "run")), number)
 
 
-def test_the_settings_are_those_of_the_run(tmp_path: Path) -> None:
+def test_settings_of_the_run(tmp_path: Path) -> None:
     settings: dict[str, Any] = series.view(snapshot_of(make_run(tmp_path / "run")))[
         "settings"
     ]
@@ -262,14 +257,12 @@ def test_the_settings_are_those_of_the_run(tmp_path: Path) -> None:
     )
 
 
-def test_the_forecast_is_of_the_end_and_then_of_half_as_much_again(tmp_path: Path) -> None:
-    """0.2 + 0.8/n: after 200 rounds at the end of 20 s, after 300 with half as much again."""
-    going_on, ended = (
-        make_run(tmp_path / "on", 100, finished=False),
-        make_run(tmp_path / "ended", 200),
-    )
+def test_forecast_of_end_and_extension(tmp_path: Path) -> None:
+    """The loss is 0.2 + 0.8/n: 200 rounds fit 20 s, and 300 fit a budget 50 % larger."""
+    running = make_run(tmp_path / "on", 100, finished=False)
+    ended = make_run(tmp_path / "ended", 200)
     first, second = (
-        series.now(RunReader(path).read())["forecast"] for path in (going_on, ended)
+        series.now(RunReader(path).read())["forecast"] for path in (running, ended)
     )
     assert not first["ended"]
     assert first["median"] == pytest.approx(0.204, abs=0.002)
@@ -285,3 +278,60 @@ def test_the_forecast_is_of_the_end_and_then_of_half_as_much_again(tmp_path: Pat
         ]
         is None
     )
+
+
+def test_description_of_a_finished_run(tmp_path: Path) -> None:
+    run = Run.open(make_run(tmp_path / "run", summary={"loss": 0.25, "accuracy": 0.875}))
+    # Rounds 1 and 2 have one update, the other 18 have five: 92 / 20 on average.
+    assert series.describe(run) == (
+        "The run made 20 aggregations, with 92 local updates on every node "
+        "(average τ 4.6). "
+        "It spent 2s of 20s (time) and 100kB of 2MB (bytes). "
+        "The loss went from 1 to 0.25, "
+        "and accuracy on the test samples from 50.0% to 87.5%. "
+        "It ended because the budget for time was used up."
+    )
+
+
+def test_description_of_a_running_run(tmp_path: Path) -> None:
+    text = series.describe(Run.open(make_run(tmp_path / "run", 3, finished=False)))
+    assert text.startswith(
+        "The run made 3 aggregations so far, with 7 local updates on every node"
+    )
+    assert text.endswith("It has not ended.")
+
+
+def test_description_of_an_overrun(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", [record(1, spent={"time": 20.5, "bytes": 1e6})])
+    assert "20.5s of 20s (time, 0.5s over the budget)" in series.describe(Run.open(path))
+
+
+def test_description_without_rounds_or_accuracy(tmp_path: Path) -> None:
+    assert (
+        series.describe(Run.open(make_run(tmp_path / "none", 0, finished=False)))
+        == "No round has finished yet."
+    )
+    path = make_run(
+        tmp_path / "blind", [record(1, accuracy=None)], summary={"accuracy": None}
+    )
+    assert "accuracy" not in series.describe(Run.open(path))
+
+
+def test_description_compares_fixed_tau(tmp_path: Path) -> None:
+    def run(name: str, loss: float, **changes: Any) -> Run:
+        settings = Settings(**{**vars(SETTINGS), **changes})
+        return Run.open(
+            make_run(tmp_path / name, settings=settings, summary={"loss": loss})
+        )
+
+    adaptive = run("adaptive", 0.2)
+    ten = run("ten", 0.3, tau=10)
+    one = run("one", 0.4, tau=1)
+    other = run("other", 0.1, tau=5, seed=9)
+    text = series.describe(adaptive, [adaptive, ten, one, other])
+    assert text.endswith(
+        "With the same budget and a fixed τ, "
+        "the loss was 0.4 with τ = 1 and 0.3 with τ = 10."
+    )
+    assert "fixed" not in series.describe(ten, [adaptive, one])
+    assert "fixed" not in series.describe(adaptive, [adaptive, other])

@@ -1,5 +1,5 @@
-"""Trackers that fail or hang do not end a run and do not hold it up; those that do their
-work miss nothing.
+"""Trackers run in the background: one that fails or hangs neither ends nor delays a run,
+and the others receive every round.
 """
 
 import threading
@@ -22,10 +22,10 @@ from fedbudget.trackers.tracker import RunInfo, TimedRecord
 SETTINGS = Settings(model="svm", budget=("time=1000s",), tau=1, rounds=20, evaluations=1)
 
 
-class Notes:
-    """A tracker that writes down what it is told."""
+class RecordingTracker:
+    """A tracker that records its calls."""
 
-    name = "notes"
+    name = "recording"
 
     def __init__(self) -> None:
         self.started: list[RunInfo] = []
@@ -46,8 +46,8 @@ class Notes:
         return [timed.record for batch in self.batches for timed in batch]
 
 
-class Failing(Notes):
-    """Fails where it is told to."""
+class FailingTracker(RecordingTracker):
+    """Fails in the named call."""
 
     name = "failing"
 
@@ -72,8 +72,8 @@ class Failing(Notes):
             raise RuntimeError("no space\n  left\n")
 
 
-class Hanging(Notes):
-    """Does not come back from one call, until the test is over."""
+class HangingTracker(RecordingTracker):
+    """Blocks in the named call until the test releases it."""
 
     name = "hanging"
 
@@ -94,48 +94,52 @@ class Hanging(Notes):
     def _hang(self) -> None:
         self.may.wait()
         self.over.set()
-        raise RuntimeError("too late to be heard")
+        raise RuntimeError("too late to be reported")
 
 
-def made(tmp_path: Path, *trackers: Notes, settings: Settings = SETTINGS) -> Result:
+def run_tracked(
+    tmp_path: Path, *trackers: RecordingTracker, settings: Settings = SETTINGS
+) -> Result:
     return execute(simulate(settings), out=tmp_path / "run", plot=False, trackers=trackers)
 
 
-def test_is_told_of_every_round_once_and_in_order_and_of_the_end(tmp_path: Path) -> None:
+def test_receives_rounds_in_order(tmp_path: Path) -> None:
     settings = Settings(
         model="svm", budget=("time=10000s",), tau=1, rounds=500, evaluations=1
     )
-    notes, other = Notes(), Notes()
-    result = made(tmp_path, notes, other, settings=settings)
-    assert notes.records == other.records == list(result.rounds)
-    assert len(result.rounds) > 500  # with the last loss
-    times = [timed.time for batch in notes.batches for timed in batch]
+    recording = RecordingTracker()
+    other = RecordingTracker()
+    result = run_tracked(tmp_path, recording, other, settings=settings)
+    assert recording.records == other.records == list(result.rounds)
+    assert len(result.rounds) > 500  # and the final evaluation
+    times = [timed.time for batch in recording.batches for timed in batch]
     assert times == sorted(times)
-    assert max(map(len, notes.batches)) > 1
-    assert [run.name for run in notes.started] == ["run"]
-    (summary,) = notes.ended
+    assert max(map(len, recording.batches)) > 1
+    assert [run.name for run in recording.started] == ["run"]
+    (summary,) = recording.ended
     assert summary is not None
     assert (summary["status"], summary["loss"]) == ("finished", result.loss)
 
 
 @pytest.mark.parametrize(
-    ("where", "told"), [("start", False), ("rounds", True), ("finish", True)]
+    ("where", "receives_rounds"), [("start", False), ("rounds", True), ("finish", True)]
 )
-def test_one_that_fails_is_one_line_and_the_run_goes_on_with_the_others(
-    where: str, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_failing_tracker_is_dropped(
+    where: str, receives_rounds: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing, notes = Failing(where), Notes()
-    result = made(tmp_path, failing, notes)
+    failing = FailingTracker(where)
+    recording = RecordingTracker()
+    result = run_tracked(tmp_path, failing, recording)
     assert result.stopped_by == "rounds"
-    assert notes.records == list(result.rounds)
-    assert bool(failing.batches) is told
+    assert recording.records == list(result.rounds)
+    assert bool(failing.batches) is receives_rounds
     assert [line.getMessage() for line in caplog.records] == [
         "failing failed; the run continues without it: no space left"
     ]
 
 
 @pytest.mark.parametrize("where", ["start", "rounds"])
-def test_one_that_hangs_is_left_behind(
+def test_hanging_tracker_is_abandoned(
     where: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -143,9 +147,10 @@ def test_one_that_hangs_is_left_behind(
 ) -> None:
     monkeypatch.setattr(tracker, "START_TIMEOUT", 0.1)
     monkeypatch.setattr(tracker, "STALL_TIMEOUT", 0.5)
-    hanging, notes = Hanging(where), Notes()
-    result = made(tmp_path, hanging, notes)
-    assert notes.records == list(result.rounds)
+    hanging = HangingTracker(where)
+    recording = RecordingTracker()
+    result = run_tracked(tmp_path, hanging, recording)
+    assert recording.records == list(result.rounds)
     assert [line.getMessage() for line in caplog.records] == [
         "hanging is not responding; the run ends without it"
     ]
@@ -154,54 +159,54 @@ def test_one_that_hangs_is_left_behind(
     assert len(caplog.records) == 1
 
 
-def test_one_that_is_slow_to_end_is_waited_for_as_long_as_it_gets_on(
+def test_slow_tracker_may_finish(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Slow(Notes):
+    class SlowTracker(RecordingTracker):
         def rounds(self, records: Sequence[TimedRecord]) -> None:
             threading.Event().wait(0.2)
             super().rounds(records)
 
     monkeypatch.setattr(tracker, "STALL_TIMEOUT", 0.5)
     monkeypatch.setattr(tracker, "_BATCH", 3)
-    slow = Slow()
-    result = made(tmp_path, slow)  # in 1.4 s, three times as long as the patience
+    slow = SlowTracker()
+    result = run_tracked(tmp_path, slow)  # 1.4 s, almost three times the timeout
     assert slow.records == list(result.rounds)
     assert len(slow.batches) == 7
     assert not caplog.records
 
 
-def test_a_run_that_fails_is_told_to_have_failed(tmp_path: Path) -> None:
-    def break_off(record: RoundRecord) -> None:
+def test_failed_run_has_no_summary(tmp_path: Path) -> None:
+    def fail(record: RoundRecord) -> None:
         if record.round == 5:
             raise OSError("the disk is full")
 
-    notes = Notes()
+    recording = RecordingTracker()
     with pytest.raises(OSError, match="the disk is full"):
         execute(
             simulate(SETTINGS),
             out=tmp_path / "run",
-            callbacks=[break_off],
-            trackers=[notes],
+            callbacks=[fail],
+            trackers=[recording],
         )
-    assert [record.round for record in notes.records] == [1, 2, 3, 4, 5]
-    assert notes.ended == [None]
+    assert [record.round for record in recording.records] == [1, 2, 3, 4, 5]
+    assert recording.ended == [None]
 
 
-def test_rounds_of_a_run_that_goes_on_come_first_at_the_times_they_had(
+def test_resumed_run_repeats_earlier_rounds(
     tmp_path: Path,
 ) -> None:
-    earlier = made(tmp_path).rounds
-    notes = Notes()
+    earlier = run_tracked(tmp_path).rounds
+    recording = RecordingTracker()
     with tracker.tracking(
-        [notes], RunInfo(tmp_path / "run", "", SETTINGS, 1000.0), earlier
+        [recording], RunInfo(tmp_path / "run", "", SETTINGS, 1000.0), earlier
     ) as followed:
         followed.observe(earlier[0])
-    assert notes.records == [*earlier, earlier[0]]
-    times = [timed.time for batch in notes.batches for timed in batch]
+    assert recording.records == [*earlier, earlier[0]]
+    times = [timed.time for batch in recording.batches for timed in batch]
     assert times[:-1] == [1000.0 + record.wall for record in earlier]
 
 
-def test_a_run_without_a_folder_cannot_be_tracked() -> None:
+def test_tracked_run_needs_a_folder() -> None:
     with pytest.raises(UserError, match="a tracked run needs a folder; set it with out"):
         fedbudget.train(track="tensorboard", budget="time=1s")

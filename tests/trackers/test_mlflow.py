@@ -1,4 +1,4 @@
-"""MLflow has what the run's folder has: read back with MLflow's own client."""
+"""MLflow holds the data of the run folder, read back with MLflow's client."""
 
 import json
 import os
@@ -21,7 +21,7 @@ ROUNDS = 500
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a run of 500 rounds in it, tracked where MLflow itself would keep it."""
+    """A folder with a run of 500 rounds, tracked in the default store of MLflow."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         home = tmp_path_factory.mktemp("home")
         monkeypatch.chdir(home)
@@ -48,15 +48,12 @@ def client(home: Path) -> Any:
 
 @pytest.fixture
 def tracked(client: Any) -> Any:
-    (found,) = client.search_runs(
-        [client.get_experiment_by_name("fedbudget").experiment_id]
-    )
-    return found
+    experiment = client.get_experiment_by_name("fedbudget").experiment_id
+    (run,) = client.search_runs([experiment])
+    return run
 
 
-def test_every_round_is_a_step_with_the_numbers_of_its_record(
-    home: Path, client: Any, tracked: Any
-) -> None:
+def test_rounds_are_steps(home: Path, client: Any, tracked: Any) -> None:
     lines = [
         json.loads(line)
         for line in (home / "runs/one/rounds.jsonl").read_text().splitlines()
@@ -64,10 +61,10 @@ def test_every_round_is_a_step_with_the_numbers_of_its_record(
     assert len(lines) == ROUNDS + 1
     for metric in ("loss", "best_loss", "accuracy", "rho", "beta", "delta", "nodes"):
         history = client.get_metric_history(tracked.info.run_id, metric)
-        known = [
+        expected = [
             (line["round"], line[metric]) for line in lines if line[metric] is not None
         ]
-        assert [(point.step, point.value) for point in history] == known, metric
+        assert [(point.step, point.value) for point in history] == expected, metric
     for metric in ("tau", "eta"):
         history = client.get_metric_history(tracked.info.run_id, metric)
         assert [(point.step, point.value) for point in history] == [
@@ -81,16 +78,14 @@ def test_every_round_is_a_step_with_the_numbers_of_its_record(
             ]
 
 
-def test_a_round_has_the_time_at_which_it_was_over(
-    home: Path, client: Any, tracked: Any
-) -> None:
+def test_steps_have_the_rounds_time(home: Path, client: Any, tracked: Any) -> None:
     history = client.get_metric_history(tracked.info.run_id, "loss")
     times = [point.timestamp for point in history]
     assert times == sorted(times)
     assert tracked.info.start_time <= times[0] <= times[-1] <= tracked.info.end_time
 
 
-def test_the_run_has_its_name_its_settings_and_its_end(home: Path, tracked: Any) -> None:
+def test_name_settings_and_summary(home: Path, tracked: Any) -> None:
     run = Run.open(home / "runs/one")
     assert run.summary is not None
     assert (tracked.info.run_name, tracked.info.status) == ("one", "FINISHED")
@@ -110,17 +105,17 @@ def test_the_run_has_its_name_its_settings_and_its_end(home: Path, tracked: Any)
     assert tracked.data.metrics["final/spent/bytes"] == run.summary["spent"]["bytes"]
 
 
-def test_the_model_and_the_plot_are_artifacts_byte_for_byte(
+def test_artifacts_equal_the_files(
     home: Path, client: Any, tracked: Any, tmp_path: Path
 ) -> None:
     names = {file.path for file in client.list_artifacts(tracked.info.run_id)}
     assert names == {"model.safetensors", "plot.png", "config.toml", "summary.json"}
     for name in names:
-        got = client.download_artifacts(tracked.info.run_id, name, str(tmp_path))
-        assert Path(got).read_bytes() == (home / "runs/one" / name).read_bytes()
+        downloaded = client.download_artifacts(tracked.info.run_id, name, str(tmp_path))
+        assert Path(downloaded).read_bytes() == (home / "runs/one" / name).read_bytes()
 
 
-def test_goes_where_the_environment_says(
+def test_environment_sets_the_store(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
@@ -131,12 +126,12 @@ def test_goes_where_the_environment_says(
     for name in ("two", "three"):
         fedbudget.train(budget="time=1000s", rounds=3, out=tmp_path / name, track="mlflow")
     client = MlflowClient()
-    found = client.search_runs([client.get_experiment_by_name("another").experiment_id])
-    assert {run.info.run_name for run in found} == {"two", "three"}
+    runs = client.search_runs([client.get_experiment_by_name("another").experiment_id])
+    assert {run.info.run_name for run in runs} == {"two", "three"}
     assert not (tmp_path / "mlflow.db").exists()
 
 
-def test_a_store_that_cannot_be_written_does_not_end_the_run(
+def test_unwritable_store_keeps_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
@@ -154,12 +149,13 @@ def test_a_store_that_cannot_be_written_does_not_end_the_run(
     assert "\n" not in line
 
 
-def test_mlflow_speaks_with_nobody_and_says_nothing(tmp_path: Path) -> None:
+def test_mlflow_is_silent_and_offline(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "def heard(event, arguments):\n"
-        "    if event in ('socket.connect', 'socket.getaddrinfo'): print(event, arguments)\n"
-        "sys.addaudithook(heard)\n"
+        "def report(event, arguments):\n"
+        "    if event in ('socket.connect', 'socket.getaddrinfo'):\n"
+        "        print(event, arguments)\n"
+        "sys.addaudithook(report)\n"
         "import fedbudget\n"
         "fedbudget.train(budget='time=1000s', rounds=3, out='run', track='mlflow')\n"
     )
@@ -171,13 +167,12 @@ def test_mlflow_speaks_with_nobody_and_says_nothing(tmp_path: Path) -> None:
         "DO_NOT_TRACK",
         *VARIABLES,
     }
-    plain = {
-        name: value for name, value in os.environ.items() if name not in unset
-    }  # in a test it is silent anyway
+    # MLflow sends no telemetry if it detects a test.
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
-        env=plain,
+        env=environment,
         capture_output=True,
         text=True,
     )
@@ -185,9 +180,7 @@ def test_mlflow_speaks_with_nobody_and_says_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "mlflow.db").exists()
 
 
-def test_a_run_that_fails_or_is_interrupted_has_that_status(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_of_unfinished_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")
     summary = Run.open(home / "runs/one").summary
     assert summary is not None

@@ -1,4 +1,4 @@
-"""TensorBoard shows what the run's folder has: read back with its own reader."""
+"""TensorBoard shows the data of the run folder, read back with its own reader."""
 
 import json
 import struct
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shown(folder: Path) -> Any:
+def events(folder: Path) -> Any:
     return read(folder)
 
 
@@ -46,18 +46,16 @@ def read(folder: Path) -> Any:
 
 
 def float32(value: float) -> float:
-    found: float = struct.unpack("f", struct.pack("f", value))[0]
-    return found
+    values: float = struct.unpack("f", struct.pack("f", value))[0]
+    return values
 
 
-def text(shown: Any, tag: str) -> str:
-    (event,) = shown.Tensors(tag)
+def text(events: Any, tag: str) -> str:
+    (event,) = events.Tensors(tag)
     return str(event.tensor_proto.string_val[0].decode())
 
 
-def test_every_round_is_a_step_with_the_numbers_of_its_record(
-    folder: Path, shown: Any
-) -> None:
+def test_rounds_are_steps(folder: Path, events: Any) -> None:
     lines = [
         json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()
     ]
@@ -75,39 +73,39 @@ def test_every_round_is_a_step_with_the_numbers_of_its_record(
             expected[f"{kind}/{resource}"] = [
                 (line["round"], line[kind][resource]) for line in lines
             ]
-    looked = [line for line in lines if "metrics" in line]
-    for name in looked[0]["metrics"]:
+    evaluated = [line for line in lines if "metrics" in line]
+    for name in evaluated[0]["metrics"]:
         expected[f"test/{name}"] = [
-            (line["round"], line["metrics"][name]) for line in looked
+            (line["round"], line["metrics"][name]) for line in evaluated
         ]
-    rounds = {tag for tag in shown.Tags()["scalars"] if not tag.startswith("final/")}
+    rounds = {tag for tag in events.Tags()["scalars"] if not tag.startswith("final/")}
     assert rounds == expected.keys()
     for tag, points in expected.items():
-        found = [(event.step, event.value) for event in shown.Scalars(tag)]
-        assert found == [(step, float32(value)) for step, value in points], tag
+        values = [(event.step, event.value) for event in events.Scalars(tag)]
+        assert values == [(step, float32(value)) for step, value in points], tag
 
 
 _PLAIN = ("loss", "best_loss", "accuracy", "rho", "beta", "delta", "nodes")
 
 
-def test_the_end_and_the_settings_are_there(folder: Path, shown: Any) -> None:
+def test_summary_and_settings(folder: Path, events: Any) -> None:
     run = Run.open(folder)
     assert run.summary is not None
-    (loss,) = shown.Scalars("final/loss")
+    (loss,) = events.Scalars("final/loss")
     assert (loss.step, loss.value) == (ROUNDS + 1, float32(run.summary["loss"]))
-    assert text(shown, "model") == str(folder / "model.safetensors")
-    assert text(shown, "title").startswith("svm on digits, 5 nodes, case:2")
+    assert text(events, "model") == str(folder / "model.safetensors")
+    assert text(events, "title").startswith("svm on digits, 5 nodes, case:2")
     config = "".join(
         line.removeprefix("    ")
-        for line in text(shown, "config").splitlines(keepends=True)
+        for line in text(events, "config").splitlines(keepends=True)
     )
     assert config == (folder / "config.toml").read_text()
 
 
-def test_the_settings_are_in_the_table_that_compares_runs(folder: Path, shown: Any) -> None:
+def test_hyperparameters(folder: Path, events: Any) -> None:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    content = shown.PluginTagToContent("hparams")
+    content = events.PluginTagToContent("hparams")
     start = HParamsPluginData.FromString(
         content["_hparams_/session_start_info"]
     ).session_start_info
@@ -121,8 +119,8 @@ def test_the_settings_are_in_the_table_that_compares_runs(folder: Path, shown: A
     assert end.status == 1  # success
 
 
-def test_the_plot_is_an_image_byte_for_byte(folder: Path, shown: Any) -> None:
-    (image,) = shown.Images("plot")
+def test_plot_equals_the_file(folder: Path, events: Any) -> None:
+    (image,) = events.Images("plot")
     assert image.encoded_image_string == (folder / "plot.png").read_bytes()
     from matplotlib.image import imread
 
@@ -130,16 +128,16 @@ def test_the_plot_is_an_image_byte_for_byte(folder: Path, shown: Any) -> None:
     assert (image.width, image.height) == (width, height)
 
 
-def test_tensorboard_calls_the_run_by_the_name_of_its_folder(folder: Path) -> None:
+def test_run_has_the_folder_name(folder: Path) -> None:
     from tensorboard.backend.event_processing.plugin_event_multiplexer import (
         EventMultiplexer,
     )
 
-    found = EventMultiplexer().AddRunsFromDirectory(str(folder.parent))
-    assert list(found.Reload().Runs()) == ["one"]
+    values = EventMultiplexer().AddRunsFromDirectory(str(folder.parent))
+    assert list(values.Reload().Runs()) == ["one"]
 
 
-def test_a_run_that_goes_on_has_every_round_once(tmp_path: Path) -> None:
+def test_resumed_run_has_no_duplicates(tmp_path: Path) -> None:
     result = fedbudget.train(
         budget="time=1000s", rounds=4, out=tmp_path / "run", track="tensorboard"
     )
@@ -148,16 +146,12 @@ def test_a_run_that_goes_on_has_every_round_once(tmp_path: Path) -> None:
     again.start(RunInfo(run.path, "", run.settings, 0.0))
     again.rounds([TimedRecord(record.wall, record) for record in result.rounds])
     again.finish(run.summary)
-    assert [event.step for event in read(tmp_path / "run").Scalars("loss")] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
+    assert [event.step for event in read(tmp_path / "run").Scalars("loss")] == list(
+        range(1, 6)
+    )
 
 
-def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(
+def test_full_disk_keeps_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*arguments: Any) -> Any:
@@ -171,39 +165,28 @@ def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(
     )
     assert result.aggregations == 3
     assert (
-        "tensorboard failed; the run continues without it: [Errno 28] No space left on device"
+        "tensorboard failed; the run continues without it: [Errno 28] No space left on"
         in caplog.text
     )
 
 
-def test_the_command_tells_trackers_and_refuses_those_it_does_not_know(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [
-        "run",
-        "--rounds",
-        "3",
-        "--budget",
-        "time=1000s",
-        "--out",
-        str(tmp_path / "run"),
-        "--json",
-        "--track",
-    ]
+def test_command_line_trackers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    command = f"run --rounds 3 --budget time=1000s --out {out} --json --track".split()
     refused, _, err = run_command(capsys, *command, "sundial")
     assert (refused, (tmp_path / "run").exists()) == (2, False)
     assert err == "fedbudget: unknown tracker 'sundial'; known are mlflow, tensorboard\n"
-    done, out, _ = run_command(capsys, *command, "tensorboard")
+    done, printed, _ = run_command(capsys, *command, "tensorboard")
     assert done == 0
-    assert json.loads(out)["aggregations"] == 3
+    assert json.loads(printed)["aggregations"] == 3
     assert [event.step for event in read(tmp_path / "run").Scalars("tau")] == [1, 2, 3]
 
 
-def test_needs_neither_pytorch_nor_tensorflow(tmp_path: Path) -> None:
+def test_works_without_pytorch_and_tensorflow(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("seed = 1\n")
     program = (
         "import sys\n"
-        # importing either is an error now
+        # Importing either raises an error.
         "sys.modules.update(torch=None, tensorflow=None)\n"
         "from pathlib import Path\n"
         "from fedbudget.settings.settings import Settings\n"

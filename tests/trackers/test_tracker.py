@@ -1,4 +1,4 @@
-"""The figures of a round and of a run: all that are known, and none that are not."""
+"""Metrics and parameters for trackers, and trackers by name."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ RECORD = RoundRecord(
 )
 
 
-def test_a_round_has_all_its_numbers_and_those_of_each_resource() -> None:
+def test_metrics_of_a_round() -> None:
     assert round_metrics(RECORD) == {
         "loss": 0.5,
         "best_loss": 0.4,
@@ -54,18 +54,20 @@ def test_a_round_has_all_its_numbers_and_those_of_each_resource() -> None:
     }
 
 
-def test_metrics_of_a_round_and_over_nodes_where_it_was_evaluated() -> None:
-    looked = replace(
+def test_metrics_of_an_evaluated_round() -> None:
+    evaluated = replace(
         RECORD, metrics={"f1": 0.8, "own": math.nan}, spread={"nodes": 4, "worst": 0.5}
     )
-    found = round_metrics(looked)
-    assert {name: found[name] for name in found.keys() - round_metrics(RECORD).keys()} == {
+    values = round_metrics(evaluated)
+    assert {
+        name: values[name] for name in values.keys() - round_metrics(RECORD).keys()
+    } == {
         "test/f1": 0.8,
         "nodes/worst": 0.5,
     }
 
 
-def test_what_is_not_known_of_a_round_is_left_out_and_zero_is_not_that() -> None:
+def test_unknown_values_are_omitted() -> None:
     unknown = replace(
         RECORD,
         accuracy=None,
@@ -80,14 +82,14 @@ def test_what_is_not_known_of_a_round_is_left_out_and_zero_is_not_that() -> None
     assert round_metrics(unknown)["beta"] == 0
 
 
-def test_a_last_loss_has_neither_tau_nor_eta() -> None:
+def test_final_evaluation_has_no_tau() -> None:
     assert round_metrics(RECORD).keys() - round_metrics(replace(RECORD, tau=0)).keys() == {
         "tau",
         "eta",
     }
 
 
-def test_a_run_has_its_last_numbers_and_further_metrics() -> None:
+def test_final_metrics() -> None:
     summary = {
         "loss": None,
         "accuracy": 0.5,
@@ -112,29 +114,25 @@ def test_a_run_has_its_last_numbers_and_further_metrics() -> None:
     }
 
 
-def test_parameters_are_the_settings_of_the_file_that_repeats_the_run() -> None:
+def test_parameters_equal_the_settings_file() -> None:
     settings = Settings(
         budget=("time=1s", "bytes=2MB"), drift_correction=False, batch_size=3
     )
-    found = RunInfo(Path("runs/one"), "a title", settings, 0.0).parameters()
-    assert (found["budget"], found["batch-size"], found["drift-correction"]) == (
-        "time=1s, bytes=2MB",
-        3,
-        False,
-    )
+    values = RunInfo(Path("runs/one"), "a title", settings, 0.0).parameters()
+    assert values["budget"] == "time=1s, bytes=2MB"
+    assert values["batch-size"] == 3
+    assert values["drift-correction"] is False
     lines = settings.to_toml().splitlines()
-    assert found.keys() == {line.split(" = ")[0] for line in lines if " = " in line}
+    assert values.keys() == {line.split(" = ")[0] for line in lines if " = " in line}
 
 
-def test_a_run_is_called_by_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_has_the_folder_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one").mkdir()
     monkeypatch.chdir(tmp_path / "one")
     assert RunInfo(Path(), "", Settings(), 0.0).name == "one"
 
 
-def test_trackers_go_by_their_names_each_once() -> None:
+def test_trackers_by_name() -> None:
     trackers = make_trackers(["tensorboard", "mlflow", "tensorboard"])
     assert [tracker.name for tracker in trackers] == ["tensorboard", "mlflow"]
     with pytest.raises(
@@ -147,7 +145,7 @@ def test_trackers_go_by_their_names_each_once() -> None:
     ("name", "missing"),
     [("mlflow", "mlflow"), ("mlflow", "sqlalchemy"), ("tensorboard", "tensorboard")],
 )
-def test_what_is_not_installed_is_refused_with_the_extra_that_brings_it(
+def test_missing_package_names_the_extra(
     name: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -161,7 +159,7 @@ def test_what_is_not_installed_is_refused_with_the_extra_that_brings_it(
         make_trackers([name])
 
 
-def test_a_server_of_mlflow_needs_no_database_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_server_needs_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking.example")
     monkeypatch.setattr(
         "fedbudget.trackers.find_spec",
