@@ -199,7 +199,7 @@ def test_all_leaves_out_what_takes_hours_unless_asked_for() -> None:
 
 
 def test_the_first_part_of_a_name_stands_for_all_that_begin_with_it() -> None:
-    assert chosen("budget", "svm-sgd") == ["svm-sgd", "budget-sgd", "budget-dgd"]
+    assert chosen("budget", "svm-sgd") == ["svm-sgd", "budget-dgd", "budget-sgd"]
     assert chosen("instantaneous") == ["instantaneous-dgd", "instantaneous-sgd"]
     assert chosen("instantaneous", engine="network") == [
         "instantaneous-dgd-network",

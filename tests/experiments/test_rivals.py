@@ -15,7 +15,7 @@ import fedbudget
 from fedbudget.budget.control import FixedTau
 from fedbudget.budget.step_size import FixedStep
 from fedbudget.errors import UserError
-from fedbudget.experiments import rivals as module
+from fedbudget.experiments import cells
 from fedbudget.experiments.cells import Columns, Failure
 from fedbudget.experiments.rivals import (
     FALL,
@@ -127,7 +127,7 @@ class TestAgainstSeparateRuns:
 
 
 class TestRuns:
-    def made(self, settings: Settings, *, each: str) -> Columns | Failure:
+    def made(self, settings: Settings, **how: Any) -> Columns | Failure:
         """A valley: the best is τ = 3 and η = 30, beyond the grid; above that it diverges,
         and with τ = 9 it fails.
 
@@ -145,7 +145,7 @@ class TestRuns:
 
     @pytest.fixture
     def faked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "attempt", self.made)
+        monkeypatch.setattr(cells, "attempt", self.made)
 
     def test_finds_the_best_beyond_the_edge_and_by_all_seeds(
         self, faked: None, tmp_path: Path
@@ -189,7 +189,7 @@ class TestRuns:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setattr(
-            module, "attempt", lambda settings, each: Failure("no memory left")
+            cells, "attempt", lambda settings, **how: Failure("no memory left")
         )
         with pytest.raises(
             UserError, match="a run with nothing tuned failed: no memory left"
@@ -204,10 +204,10 @@ class TestRuns:
             SHORT, folder=tmp_path, rivals=[rival], seeds=[0, 1], jobs=1
         )
 
-        def never(settings: Settings, *, each: str) -> Columns:
+        def never(settings: Settings, **how: Any) -> Columns:
             raise AssertionError("made again")
 
-        monkeypatch.setattr(module, "attempt", never)
+        monkeypatch.setattr(cells, "attempt", never)
         assert (
             compare_rivals(SHORT, folder=tmp_path, rivals=[rival], seeds=[0, 1], jobs=1)
             == before

@@ -200,10 +200,6 @@ def test_a_file_that_is_not_there_and_a_grid_of_nothing_are_refused(tmp_path: Pa
     ("options", "message"),
     [
         ({"jobs": 0}, "jobs must be at least 1, not 0"),
-        ({"backend": "abacus"}, "unknown backend 'abacus'; use loky or dask"),
-        ({"backend": "ray"}, "use engine ray"),
-        ({"backend": "loky", "engine": "ray"}, "not both"),
-        ({"backend": "threading"}, "backend threading is not made for runs in parallel"),
     ],
 )
 def test_what_cannot_make_runs_is_refused_before_anything_is_written(
@@ -420,7 +416,7 @@ class TestKeeping:
         cell.write_text("{")
         with pytest.raises(
             UserError,
-            match=rf"{cell.name} cannot be read: .*; without it, the run is made again",
+            match=rf"{cell.name} cannot be read: .*; delete it to make the run again",
         ):
             run(sweep, tmp_path, jobs=1)
 
@@ -468,7 +464,7 @@ class TestFailure:
         self, tmp_path: Path
     ) -> None:
         with pytest.raises(ChildProcessError, match="a process was killed"):
-            list(unordered(_end_process, [0, 1, 2], jobs=2, backend=None))
+            list(unordered(_end_process, [0, 1, 2], jobs=2))
 
 
 def _end_process(item: int) -> int:

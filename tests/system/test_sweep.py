@@ -270,7 +270,5 @@ def test_without_pyarrow_it_says_how_to_install_it(command: list[str], place: Pa
         check=False,
     )
     assert done.returncode == 2
-    complaint = (
-        "sweep and reproduce need pyarrow; install it with: pip install 'fedbudget[sweep]'"
-    )
+    complaint = "a sweep needs pyarrow; install it with: pip install 'fedbudget[sweep]'"
     assert done.stderr == f"fedbudget: {complaint}\n"

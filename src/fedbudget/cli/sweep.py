@@ -14,8 +14,8 @@ from fedbudget.cli.options import JOBS, EngineOptions, Given, OutputOptions, com
 from fedbudget.settings.option import REQUIRED, option
 
 if TYPE_CHECKING:
+    from fedbudget.experiments.cells import Progress
     from fedbudget.experiments.reproduce import FigureResult
-    from fedbudget.experiments.sweep import Progress
 
 SWEEPS = Path("sweeps")
 _MAX_ROWS = 40  # shown of a table
@@ -33,13 +33,6 @@ def sweep(
         argument=True,
     ),
     jobs: int | None = JOBS,
-    backend: str | None = option(
-        None,
-        "The backend of joblib: loky or dask.",
-        "engine",
-        shown="loky",
-        values=("loky", "dask"),
-    ),
     engine: EngineOptions,
     output: OutputOptions,
 ) -> None:
@@ -70,8 +63,6 @@ def sweep(
       fedbudget sweep mine.toml --out results/mine --jobs 4 --json
 
       fedbudget sweep mine.toml --engine ray --ray-address auto
-
-      DASK_SCHEDULER_ADDRESS=tcp://host:8786 fedbudget sweep mine.toml --backend dask
     """
     from fedbudget.experiments.sweep import RESULTS, Sweep, means, run
 
@@ -91,7 +82,6 @@ def sweep(
                 grid,
                 folder,
                 jobs=jobs,
-                backend=backend,
                 progress=progress,
                 engine=engine.engine,
                 ray_address=engine.ray_address,

@@ -1,16 +1,14 @@
-"""Node processes of several speeds on this machine, and a network between them that is slower than its own.
+"""The cells of a sweep: each is one run, which is kept on disk once it is done.
 
-The cells of a sweep: each is one run, that is made anywhere, and kept on disk once it is done.
+    cells/KEY.json      the figures of one run, a list per column
 
-    cells/KEY.json      the figures of one run, a list for each column
+KEY is a hash of everything that the figures depend on: the complete settings, the columns
+and the version of fedbudget. So an existing file is valid, whichever sweep wrote it. It
+does not contain the time or place of the run. A run that failed or was interrupted is not
+kept and is made again.
 
-KEY stands for all that the figures depend on: the complete settings, the columns, and the version of fedbudget. So
-a file that is there is right, whichever sweep has put it there. Nothing in it tells when or where it was made. A run
-that failed or was interrupted is not kept, and is made again.
-
-How long runs will take, before they are made.
-
-Simulated costs tell how many local updates a budget pays for. One of them, timed here, tells how long they take.
+`expected_seconds` estimates the duration of runs beforehand. The simulated costs give the
+number of local updates in a budget. One local update is timed on this machine.
 """
 
 import hashlib
@@ -18,10 +16,10 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +30,7 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.errors import UserError, key
+from fedbudget.experiments.pool import unordered, unordered_on_ray
 from fedbudget.launch.execute import execute
 from fedbudget.launch.inputs import batch_of, load_dataset
 from fedbudget.launch.prepared import Overrides
@@ -43,31 +42,24 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.settings import Settings
 from fedbudget.settings.types import EngineName
 
-
-@dataclass(frozen=True)
-class Testbed:
-    """What stands for a fleet of other machines.
-
-    Args:
-      paces: how many times as long as it could a local update takes, at each node.
-      delay: seconds that every message between a node and the aggregator takes longer, each way.
-    """
-
-    paces: tuple[float, ...]
-    delay: float
-
-
-PROTOTYPE = Testbed(paces=(125.0, 125.0, 500.0, 500.0, 500.0), delay=0.065)
-"""Two laptops and three Raspberry Pis at a quarter of their speed, with an aggregation of about 130 ms over Wi-Fi. A
-step of the SVM takes some 0.02 to 0.04 ms on a processor of today, and 13 to 22 ms on the paper's prototype."""
-
-
 RowKind = Literal["run", "round"]
-"""What has a row of its own in the results."""
+"""The content of a row of results."""
 
 Columns = dict[str, list[Any]]
-"""All of one length, by name: a value for the run, or for each of its rounds."""
+"""Values by column: one for the run, or one for each of its rounds."""
 
+Progress = Callable[[int, int, int], None]
+"""Receives the number of finished runs, of all runs, and of failed runs."""
+
+_OMITTED = (  # the wall clock differs each time; only some rounds have the others
+    "wall",
+    "expected_c",
+    "expected_b",
+    "metrics",
+    "spread",
+    "work",
+    "private",
+)
 COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
     "run": (
         "loss",
@@ -81,19 +73,50 @@ COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
         "overshoot",
     ),
     "round": tuple(
-        field.name
-        for field in fields(RoundRecord)
-        if field.name
-        not in ("wall", "expected_c", "expected_b", "metrics", "spread", "work", "private")
+        field.name for field in fields(RoundRecord) if field.name not in _OMITTED
     ),
 }
-"""What is kept of a `Result` or of its `RoundRecord`s; not the wall clock, which is never the same twice, and not what
-was expected, was evaluated besides accuracy, was shared by speed, or paid for by privacy, which not every round has."""
+"""The fields of a `Result` or of its `RoundRecord`s that are kept."""
+
+_DURATION_SETTINGS = (
+    "method",
+    "partition",
+    "model",
+    "dataset",
+    "nodes",
+    "batch_size",
+    "budget",
+    "aggregation_factor",
+)
+"""The settings, other than τ, that determine the duration of a run."""
+
+_ADAPTIVE_TAU = 10  # assumed average of adaptive τ
+_ROUND_EVALUATION = 1 / 3  # cost of evaluating w^f once a round, in local updates
+_TIMED_SAMPLES = 200  # for timing an evaluation
+
+
+@dataclass(frozen=True)
+class Testbed:
+    """Slowed-down node processes that imitate a fleet of other machines.
+
+    Args:
+      paces: factor by which each node's local updates are slowed down.
+      delay: seconds added to every message between node and aggregator, in each direction.
+    """
+
+    paces: tuple[float, ...]
+    delay: float
+
+
+PROTOTYPE = Testbed(paces=(125.0, 125.0, 500.0, 500.0, 500.0), delay=0.065)
+"""Two laptops and three Raspberry Pis at a quarter of their speed, with aggregations of
+about 130 ms over Wi-Fi. A step of the SVM takes 0.02 to 0.04 ms on a current processor, and
+13 to 22 ms on the paper's prototype."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong in a run that could not be made."""
+    """The error of a run that failed."""
 
     error: str
 
@@ -105,14 +128,15 @@ def attempt(
     engine: EngineName = "in-process",
     testbed: Testbed | None = None,
 ) -> Columns | Failure:
-    """Makes a run; whatever goes wrong in one must not stop the others.
+    """Make a run. An error must not stop the other runs, so it is returned.
 
-    A testbed is for costs that are measured. Where they are simulated, a run is made in process, beside it.
+    A testbed is for measured costs. With a testbed, runs with simulated costs are made in
+    process.
     """
+    over_network = engine == "network"
+    if testbed is not None and settings.costs != "measured":
+        over_network = False
     try:
-        over_network = engine == "network" and (
-            testbed is None or settings.costs == "measured"
-        )
         result = _run_over_network(settings, testbed) if over_network else _run(settings)
         return columns(uninterrupted(result), each)
     except UserError as error:
@@ -122,7 +146,7 @@ def attempt(
 
 
 def columns(result: Result, each: RowKind) -> Columns:
-    """What is kept of a result."""
+    """Return the kept figures of a result."""
     sources: Sequence[Result | RoundRecord] = [result] if each == "run" else result.rounds
     rows = [
         _flat({name: getattr(source, name) for name in COLUMNS[each]}) for source in sources
@@ -131,7 +155,14 @@ def columns(result: Result, each: RowKind) -> Columns:
 
 
 class CellStore:
-    """The cells that are kept in a sweep's folder."""
+    """The finished runs in a folder.
+
+    Args:
+      folder: of the sweep.
+      each: the content of a row.
+      engine: the engine of the runs. Ray only distributes runs that are made in process.
+      testbed: of the node processes, with engine network.
+    """
 
     def __init__(
         self,
@@ -141,8 +172,13 @@ class CellStore:
         testbed: Testbed | None = None,
     ) -> None:
         self._folder = folder / "cells"
-        self._each = each
-        self._engine = "" if engine == "in-process" else f"engine {engine} {testbed}\n"
+        self._on_ray = engine == "ray"
+        if self._on_ray:
+            engine = "in-process"
+        self._how: Any = {"each": each, "engine": engine, "testbed": testbed}
+        self._key = f"fedbudget {__version__}\neach {each}: {COLUMNS[each]}\n"
+        if engine != "in-process":
+            self._key += f"engine {engine} {testbed}\n"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -152,8 +188,45 @@ class CellStore:
         return self._path(settings).exists()
 
     def missing(self, cells: Sequence[Settings]) -> list[Settings]:
-        """Those that are not kept yet."""
+        """Return the cells that are not kept yet."""
         return [settings for settings in cells if settings not in self]
+
+    def make(
+        self,
+        cells: Sequence[Settings],
+        progress: Progress,
+        *,
+        jobs: int | None,
+        ray_address: str | None = None,
+    ) -> dict[Settings, Failure]:
+        """Make the missing runs, keep each as soon as it is done, and return the failures.
+
+        Args:
+          jobs: runs in parallel; one per core by default.
+          ray_address: of the cluster, with engine ray; this machine by default.
+        """
+        missing = self.missing(cells)
+        done = len(cells) - len(missing)
+        progress(done, len(cells), 0)
+        work = partial(attempt, **self._how)
+        if self._on_ray:
+            pool = unordered_on_ray(work, missing, jobs=jobs, address=ray_address)
+        else:
+            pool = unordered(work, missing, jobs=jobs)
+        failures: dict[Settings, Failure] = {}
+        try:
+            with closing(pool) as outcomes:
+                for number, (settings, outcome) in enumerate(outcomes, start=done + 1):
+                    if isinstance(outcome, Failure):
+                        failures[settings] = outcome
+                    else:
+                        self.write(settings, outcome)
+                    progress(number, len(cells), len(failures))
+        except KeyboardInterrupt:
+            # The last run may have been kept before its progress was reported.
+            progress(len(cells) - len(self.missing(cells)), len(cells), 0)
+            raise
+        return failures
 
     def read(self, settings: Settings) -> Columns:
         path = self._path(settings)
@@ -161,51 +234,58 @@ class CellStore:
             columns: Columns = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{path} cannot be read: {error}; without it, the run is made again"
+                f"{path} cannot be read: {error}; delete it to make the run again"
             ) from None
         return columns
 
     def write(self, settings: Settings, columns: Columns) -> None:
-        durable_files.replace(
-            self._path(settings), json.dumps(columns, allow_nan=False).encode()
-        )
-
-    def collect(
-        self,
-        outcomes: Iterable[tuple[Settings, Columns | Failure]],
-        progress: Callable[[int, int], None],
-    ) -> dict[Settings, Failure]:
-        """Writes what runs gave, each at once; gives those that failed.
-
-        Args:
-          progress: told how many have come, and how many of them have failed.
-        """
-        failures: dict[Settings, Failure] = {}
-        for number, (settings, outcome) in enumerate(outcomes, start=1):
-            if isinstance(outcome, Failure):
-                failures[settings] = outcome
-            else:
-                self.write(settings, outcome)
-            progress(number, len(failures))
-        return failures
+        text = json.dumps(columns, allow_nan=False)
+        durable_files.replace(self._path(settings), text.encode())
 
     def _path(self, settings: Settings) -> Path:
-        key = f"fedbudget {__version__}\neach {self._each}: {COLUMNS[self._each]}\n{self._engine}{settings.to_toml()}"
+        key = f"{self._key}{settings.to_toml()}"
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 @contextmanager
 def made_ready(settings: Settings) -> Iterator[SimulatedRun]:
-    """A run for one thread: parallel kernels in parallel runs would only be in each other's way."""
+    """Prepare a run in one thread: parallel kernels would slow down parallel runs."""
     with _one_thread(numba_if_installed()):
         dataset = _dataset(
             settings.dataset, settings.data_dir, settings.target, settings.test_share
         )
         prepared = simulate(settings, Overrides(dataset=dataset))
-        with _one_thread(
-            sys.modules.get("torch")
-        ):  # which is there by now if the model needs it
+        # A model that needs torch has imported it by now.
+        with _one_thread(sys.modules.get("torch")):
             yield prepared
+
+
+def uninterrupted(result: Result) -> Result:
+    """Return the result, or raise KeyboardInterrupt if Ctrl-C ended the run."""
+    if result.stopped_by == "interrupted":
+        raise KeyboardInterrupt
+    return result
+
+
+def expected_seconds(cells: Sequence[Settings]) -> float:
+    """Return the total duration of runs; with measured costs, their total budget."""
+    known: dict[tuple[object, ...], tuple[SimulatedTime, float, float, float]] = {}
+    total = 0.0
+    for cell in cells:
+        kind = tuple(getattr(cell, name) for name in _DURATION_SETTINGS)
+        if kind not in known:
+            with made_ready(cell) as run:
+                budget = run.budget.limits["time"]
+                clock = run.meters.time
+                if not isinstance(clock, SimulatedTime):
+                    return len(cells) * budget
+                known[kind] = (clock, budget, _update_seconds(run), _final_seconds(run))
+        clock, budget, update, final = known[kind]
+        tau = cell.tau if isinstance(cell.tau, int) else _ADAPTIVE_TAU
+        estimates = cell.tau == "adaptive"  # they cost one more gradient
+        rounds = budget / (tau * clock.profile.step.mean + clock.profile.aggregation.mean)
+        total += rounds * (tau + estimates + _ROUND_EVALUATION) * update + final
+    return total
 
 
 def _run(settings: Settings) -> Result:
@@ -214,26 +294,19 @@ def _run(settings: Settings) -> Result:
 
 
 def _run_over_network(settings: Settings, testbed: Testbed | None) -> Result:
-    """Makes a run with a process for each node."""
+    """Make a run with one process per node."""
     from fedbudget.launch.local import on_this_machine
 
-    known = {} if testbed is None else asdict(testbed)
-    with on_this_machine(settings, **known) as prepared:
+    slowed = {} if testbed is None else asdict(testbed)
+    with on_this_machine(settings, **slowed) as prepared:
         return execute(prepared)
-
-
-def uninterrupted(result: Result) -> Result:
-    """The result of a run that was not ended by Ctrl-C, which is for whoever asked for many runs."""
-    if result.stopped_by == "interrupted":
-        raise KeyboardInterrupt
-    return result
 
 
 @lru_cache(maxsize=2)
 def _dataset(
     dataset: str, data_dir: str | None, target: str | None, test_share: float
 ) -> Dataset:
-    """Neighbours in a grid mostly have the same data, which a process then loads once."""
+    """Load a dataset once for neighbouring cells, which mostly use the same data."""
     return load_dataset(
         Settings(dataset=dataset, data_dir=data_dir, target=target, test_share=test_share)
     )
@@ -241,7 +314,7 @@ def _dataset(
 
 @contextmanager
 def _one_thread(library: Any) -> Iterator[None]:
-    """One thread for a library that computes, if it is there."""
+    """Limit a library to one thread, if it is installed."""
     if library is None:
         yield
         return
@@ -254,13 +327,11 @@ def _one_thread(library: Any) -> Iterator[None]:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with a column for each resource, and without what JSON does not have."""
+    """Return a row with a column for each resource, and None for non-finite numbers."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            flat |= _flat(
-                {f"{name}_{resource}": amount for resource, amount in value.items()}
-            )
+            flat |= _flat({f"{name}_{resource}": each for resource, each in value.items()})
         elif isinstance(value, float) and not math.isfinite(value):
             flat[name] = None
         else:
@@ -268,71 +339,28 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-_KINDS = (
-    "method",
-    "partition",
-    "model",
-    "dataset",
-    "nodes",
-    "batch_size",
-    "budget",
-    "aggregation_factor",
-)
-"""The settings that make runs of different lengths, besides τ."""
-
-_ADAPTIVE = 10  # what adaptive τ is taken for
-_EVALUATION = 1 / 3  # of a local update: that of w^f, once a round
-_SAMPLES = 200  # that an evaluation is timed with
-
-
-def expected_seconds(cells: Sequence[Settings]) -> float:
-    """The seconds of all runs, one after the other; of those with measured costs, their budgets."""
-    known: dict[tuple[object, ...], tuple[SimulatedTime, float, float, float]] = {}
-    total = 0.0
-    for cell in cells:
-        kind = tuple(getattr(cell, name) for name in _KINDS)
-        if kind not in known:
-            with made_ready(cell) as run:
-                if not isinstance(run.meters.time, SimulatedTime):
-                    return len(cells) * run.budget.limits["time"]
-                known[kind] = (
-                    run.meters.time,
-                    run.budget.limits["time"],
-                    _update_seconds(run),
-                    _evaluation_seconds(run),
-                )
-        clock, budget, update, evaluation = known[kind]
-        tau, more = (cell.tau, 0) if isinstance(cell.tau, int) else (_ADAPTIVE, 1)
-        rounds = budget / (tau * clock.profile.step.mean + clock.profile.aggregation.mean)
-        total += rounds * (tau + more + _EVALUATION) * update + evaluation
-    return total
-
-
 def _update_seconds(run: SimulatedRun) -> float:
-    """Of one local update at all nodes, which take turns; or of all samples in one place."""
+    """Time a local update at all nodes in turn, or at all samples in one place."""
     shards = run.shards if run.aggregator is not None else Shards.whole(run.train)
     w = run.model.initial(0)[None]
     indices = Sampler(shards.size, batch_of(run.settings), 0).round(1)
     return _quickest(lambda: run.model.descend(w, shards, indices, 0.0))
 
 
-def _evaluation_seconds(run: SimulatedRun) -> float:
-    """Of the loss over all samples, which a run ends with."""
-    some = Shards.of(run.train, [np.arange(min(_SAMPLES, len(run.train)))])
+def _final_seconds(run: SimulatedRun) -> float:
+    """Time the final evaluation of the loss on all samples."""
+    samples = min(_TIMED_SAMPLES, len(run.train))
+    some = Shards.of(run.train, [np.arange(samples)])
     w = run.model.initial(0)[None]
-    indices = BatchIndices.whole(1)
-    return (
-        _quickest(lambda: run.model.losses(w, some, indices))
-        * len(run.train)
-        / int(some.size[0])
-    )
+    timed = _quickest(lambda: run.model.losses(w, some, BatchIndices.whole(1)))
+    return timed * len(run.train) / samples
 
 
 def _quickest(work: Callable[[], object]) -> float:
-    """The seconds of the quickest of three; the first compiles, and others may be at work."""
+    """Return the shortest of three durations. The first includes compilation."""
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
+        start = time.perf_counter()
         work()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
     return min(seconds)

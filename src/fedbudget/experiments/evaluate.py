@@ -1,7 +1,4 @@
-"""A trained model applied to data, the run's own or new.
-
-Predictions of a trained model for the samples in a file, as a table.
-"""
+"""A trained model applied to data: its metrics, or its predictions as a table."""
 
 import csv
 import io
@@ -29,12 +26,15 @@ from fedbudget.trained.model import TrainedModel, read_table, rebuild
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model is worth on samples.
+    """The metrics of a model on samples.
 
     Args:
-      accuracy: None where it has no meaning.
-      metrics: further ones by name, and the model's own.
-      to_beat: what is reached without learning: the accuracy of the most frequent class, or the RMSE of the mean.
+      samples: the number of samples.
+      loss: the mean loss.
+      accuracy: None if the model has none.
+      metrics: other metrics by name, including those that the model defines.
+      to_beat: the metric of a trivial model: the accuracy of always predicting the most
+        frequent class, or the RMSE of predicting the mean.
     """
 
     samples: int
@@ -52,25 +52,30 @@ def evaluate(
     *,
     model: str | None = None,
 ) -> Evaluation:
-    """Loss and metrics of a run's model on a dataset's test samples, or on all samples where it names none.
+    """Evaluate a run's model on the test samples of a dataset; on all if it has none.
 
     Args:
-      options: of a table, besides what the model knows of those that it was trained on.
-      model: where it was given from Python or is elsewhere now, a file and a name in it.
+      run: the run of the model.
+      name: a dataset or a file.
+      options: of a table, in addition to those of the run.
+      data_dir: the folder of datasets, if not that of the run.
+      model: FILE.py:NAME of a model that was passed from Python or has moved.
+
+    Returns:
+      The metrics.
     """
     saved = run.model()
     own = run.settings.table_options()
-    options = replace(
-        own, target=options.target or own.target, drop=(*(own.drop), *options.drop)
-    )
+    target = options.target or own.target
+    options = replace(own, target=target, drop=own.drop + options.drop)
     dataset = _dataset(name, options, data_dir or run.settings.data_dir, saved)
 
     def build(known: str) -> Model:
         fitting = build_model(replace(run.settings, model=known, device="auto"), dataset)
         if fitting.parameters != len(saved.w):
             raise UserError(
-                f"{name} does not fit the model of {run.path}: it would need {fitting.parameters} parameters, the "
-                f"model has {len(saved.w)}"
+                f"{name} does not fit the model of {run.path}: it would need "
+                f"{fitting.parameters} parameters, the model has {len(saved.w)}"
             )
         return fitting
 
@@ -79,14 +84,15 @@ def evaluate(
     with as_user_error(f"{trained.name} cannot be evaluated on {name}"):
         tally = Tally.of(trained, saved.w, table, dataset.standardization)
         accuracy = trained.accuracy(saved.w, table)
-    metrics = {name: value for name, value in tally.metrics().items() if name != "accuracy"}
+    metrics = tally.metrics()
+    metrics.pop("accuracy", None)
     return Evaluation(len(table), tally.loss, accuracy, metrics, tally.to_beat())
 
 
 def _dataset(
     name: str, options: TableOptions, data_dir: str | None, saved: SavedModel
 ) -> Dataset:
-    """The samples to evaluate on, as a dataset of which they are all."""
+    """Return the samples to evaluate on, as the training samples of a dataset."""
     if name in data.DATASETS:
         dataset = data.load(name, data_dir=data_dir)
         return dataset if dataset.test is None else replace(dataset, train=dataset.test)
@@ -98,7 +104,7 @@ def _dataset(
         if saved.classes and dataset.train.labels is not None:
             dataset = dataset.with_classes(saved.classes)
     elif not path.exists():
-        return data.load(name)  # says what is wrong
+        return data.load(name)  # raises the right error
     else:
         dataset = load_all(path, options, classes=saved.classes, layout=saved.layout)
     how = saved.standardization
@@ -106,7 +112,8 @@ def _dataset(
         return dataset
     if dataset.features != len(how.mean):
         raise UserError(
-            f"{name} has {dataset.features} features, the model was trained on {len(how.mean)}"
+            f"{name} has {dataset.features} features, the model was trained on "
+            f"{len(how.mean)}"
         )
     return replace(dataset, train=how.apply(dataset.train), standardization=how)
 
@@ -116,9 +123,10 @@ class Predictions:
     """A row for each sample, in their order.
 
     Args:
-      columns: texts by name: of a table those that are no features, such as an ID; then `prediction`, and with classes
-        `probability_NAME` of each, where the model has probabilities.
-      remarks: what a person should know of the samples, in words.
+      columns: texts by name: the columns of a table that are not features, such as an ID;
+        then `prediction`, and `probability_NAME` of each class if the model has
+        probabilities.
+      remarks: hints for the user about the samples.
     """
 
     columns: Mapping[str, Sequence[str]]
@@ -135,43 +143,42 @@ class Predictions:
 
 
 def predict(trained: TrainedModel, path: Path, drop: tuple[str, ...] = ()) -> Predictions:
-    """What the model predicts for all samples of a `.csv`, of a `.npz` with an array x, or of what a name in a Python
-    file stands for; their targets, if any, are not looked at.
+    """Predict for all samples of a file. Targets, if any, are ignored.
 
     Args:
-      drop: columns of a `.csv` that are left out.
+      trained: the model.
+      path: a `.csv`, a `.npz` with an array x, or FILE.py:NAME.
+      drop: columns of a `.csv` to ignore.
+
+    Returns:
+      The predictions.
     """
     x: Any
     if python_file.is_reference(str(path)):
         dataset = from_file(path).dataset
-        x = next(
-            each
-            for each in (dataset.raw, dataset.store, dataset.train.x)
-            if each is not None
-        )
+        sources = (dataset.raw, dataset.store, dataset.train.x)
+        x = next(each for each in sources if each is not None)
     elif path.suffix == ".csv":
         x = read_table(trained.samples, path, drop)
     elif path.suffix == ".npz" and path.is_file():
         x = read_npz(path)[0].x
     else:
-        wrong = (
-            "only .csv and .npz files can be read" if path.exists() else "it does not exist"
-        )
-        raise UserError(f"{path} cannot be predicted for: {wrong}")
+        wrong = "it does not exist"
+        if path.exists():
+            wrong = "only .csv and .npz files can be read"
+        raise UserError(f"cannot predict for {path}: {wrong}")
+
     outputs = trained.outputs(x)
     meaning = trained.meaning(outputs.shape[1])
-    found = meaning.predicted(outputs)
-    columns = (
-        {"prediction": found}
-        if found.ndim == 1
-        else {f"prediction_{n}": each for n, each in enumerate(found.T)}
-    )
+    predicted = meaning.predicted(outputs)
+    if predicted.ndim == 1:
+        columns = {"prediction": predicted}
+    else:
+        columns = {f"prediction_{n}": each for n, each in enumerate(predicted.T)}
     if meaning.kind == "scores":
         probabilities = meaning.probabilities(outputs, trained.name)
-        columns |= {
-            f"probability_{name}": own
-            for name, own in zip(meaning.classes, probabilities.T, strict=True)
-        }
+        for name, each in zip(meaning.classes, probabilities.T, strict=True):
+            columns[f"probability_{name}"] = each
     texts = {name: _texts(values) for name, values in columns.items()}
     if path.suffix != ".csv":
         return Predictions(texts)
@@ -179,14 +186,12 @@ def predict(trained: TrainedModel, path: Path, drop: tuple[str, ...] = ()) -> Pr
 
 
 def _texts(values: np.ndarray[Any, Any]) -> list[str]:
-    return [
-        f"{value:.7g}" if values.dtype.kind == "f" else str(value)
-        for value in values.tolist()
-    ]
+    form = ".7g" if values.dtype.kind == "f" else ""
+    return [f"{value:{form}}" for value in values.tolist()]
 
 
 def _other_columns(path: Path, table: RawTable) -> dict[str, list[str]]:
-    """The columns of a table's file that are no features, as they are there."""
+    """Return the columns of a table's file that are not features, unchanged."""
     rows = set(table.lines.tolist())
     with path.open(newline="", encoding="utf-8-sig") as file:
         delimiter = delimiter_of(file.readline())
@@ -194,19 +199,18 @@ def _other_columns(path: Path, table: RawTable) -> dict[str, list[str]]:
         reader = csv.reader(file, delimiter=delimiter)
         header = [name.strip() for name in next(reader)]
         kept = [fields for fields in reader if reader.line_num in rows]
-    others = {
-        name: place
-        for place, name in enumerate(header)
+    return {
+        name: [fields[index] for fields in kept]
+        for index, name in enumerate(header)
         if name and name not in table.columns
     }
-    return {name: [fields[place] for fields in kept] for name, place in others.items()}
 
 
 def _unseen(trained: TrainedModel, table: RawTable) -> tuple[str, ...]:
     assert trained.samples.layout is not None
-    found = trained.samples.layout.unseen(table).items()
     return tuple(
-        f"{column}: {name!r} was in no training sample, and counts as none of its categories ({rows} rows)"
-        for column, counts in found
+        f"{column}: {name!r} was in no training sample, and counts as none of its "
+        f"categories ({rows} rows)"
+        for column, counts in trained.samples.layout.unseen(table).items()
         for name, rows in counts.items()
     )

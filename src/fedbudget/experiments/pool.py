@@ -1,8 +1,7 @@
-"""Work in parallel processes: by joblib on this machine or a cluster of dask, or on a Ray cluster.
+"""Work in parallel: in processes on this machine (joblib), or on a Ray cluster.
 
-Outcomes come as soon as there are any, in any order. Ctrl-C is for this process alone: the others do not hear of it,
-and are ended by this one, at once and without a word.
-"""
+Outcomes arrive as soon as they exist, in any order. Ctrl-C interrupts only the main
+process. It ends the others immediately and silently."""
 
 import os
 import signal
@@ -10,11 +9,10 @@ import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
-from importlib import import_module
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import joblib
 
@@ -24,69 +22,48 @@ Item = TypeVar("Item")
 Output = TypeVar("Output")
 
 
-def check_backend(jobs: int | None, backend: str | None) -> None:
-    """Refuses what `unordered` cannot do, and makes the backend known to joblib."""
+def check_jobs(jobs: int | None) -> None:
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs must be at least 1, not {jobs}")
-    if backend is None:
-        return
-    if backend in ("sequential", "threading", "multiprocessing"):
-        # They have one process, or one that forks with all its threads, and then Ctrl-C may not end it.
-        raise UserError(
-            f"backend {backend} is not made for runs in parallel; use loky or dask"
-        )
-    if backend == "ray":
-        raise UserError("ray is an engine and not a backend: use `engine` ray")
-    try:
-        if backend == "dask":
-            import_module("dask.distributed")
-            return
-        with joblib.parallel_config(backend=backend):
-            pass
-    except ImportError:
-        package = "dask[distributed]" if backend == "dask" else backend
-        raise UserError(
-            f"backend {backend} is not installed; install it with: pip install '{package}'"
-        ) from None
-    except ValueError:
-        raise UserError(f"unknown backend {backend!r}; use loky or dask") from None
 
 
 def workers(jobs: int | None, items: int) -> int:
-    """How many items are worked on at a time, of so many."""
+    """Return the number of items that are processed in parallel."""
     return min(int(joblib.effective_n_jobs(jobs or -1)), items)
 
 
 def unordered(
-    work: Callable[[Item], Output],
-    items: Sequence[Item],
-    *,
-    jobs: int | None,
-    backend: str | None,
+    work: Callable[[Item], Output], items: Sequence[Item], *, jobs: int | None
 ) -> Generator[tuple[Item, Output], None, None]:
-    """Gives every item with what the work makes of it; closed before its end, it ends what is under way.
+    """Yield every item with its outcome. Closing the generator ends unfinished work.
 
     Args:
-      work: can be sent to another process, as can items and outcomes.
-      jobs: how many items at a time; as many as there are cores when not given. One is worked on in this process.
-      backend: of joblib; the active one when not given.
+      work: must be picklable, as must items and outcomes.
+      jobs: items in parallel; one per core by default. With 1, this process does the work.
     """
     if jobs == 1 or not items:
         yield from ((item, work(item)) for item in items)
         return
-    with ExitStack() as stack:
-        if backend == "dask":
-            _start_dask(stack)
-        if backend is not None:
-            stack.enter_context(joblib.parallel_config(backend=backend))
-        numbered = _streamed(work, items, workers(jobs, len(items)))
-        stack.enter_context(_closed_quietly(numbered))
+    # With batches, an outcome would wait for the others of its batch, and be lost with
+    # them.
+    parallel = joblib.Parallel(
+        n_jobs=workers(jobs, len(items)), return_as="generator_unordered", batch_size=1
+    )
+    with _ignored_interrupts(), _quiet_tracker():
+        numbered = parallel(
+            joblib.delayed(_numbered)(work, index, item) for index, item in enumerate(items)
+        )
+    with warnings.catch_warnings(), closing(numbered):
         try:
-            yield from ((items[index], outcome) for index, outcome in numbered)
+            for index, outcome in numbered:
+                yield items[index], outcome
         except BrokenProcessPool:
             raise ChildProcessError(
-                "a process was killed, perhaps because memory ran out; what is done is kept, and fewer jobs need less"
+                "a process was killed, perhaps because memory ran out; finished runs are "
+                "kept; use fewer jobs"
             ) from None
+        finally:
+            warnings.simplefilter("ignore")  # joblib warns if outcomes are left
 
 
 def unordered_on_ray(
@@ -96,10 +73,12 @@ def unordered_on_ray(
     jobs: int | None,
     address: str | None,
 ) -> Generator[tuple[Item, Output], None, None]:
-    """The same on the machines of a Ray cluster, each item on a core; one whose process is lost is done again.
+    """Yield every item with its outcome from a Ray cluster, with one core per item.
+
+    If a process is lost, its item is processed again.
 
     Args:
-      address: of the cluster; this machine when not given.
+      address: of the cluster; this machine by default.
     """
     try:
         import ray
@@ -115,54 +94,28 @@ def unordered_on_ray(
         start = partial(ray.remote(num_cpus=1)(_numbered).remote, work)
         waiting = enumerate(items)
         limit = jobs or max(1, int(cores))
-        under_way = [start(*each) for each in islice(waiting, limit)]
+        running = [start(*each) for each in islice(waiting, limit)]
         try:
-            while under_way:
-                [done], under_way = ray.wait(under_way, num_returns=1)
-                under_way += [start(*each) for each in islice(waiting, 1)]
+            while running:
+                [done], running = ray.wait(running, num_returns=1)
+                running += [start(*each) for each in islice(waiting, 1)]
                 index, outcome = ray.get(done)
                 yield items[index], outcome
         finally:
-            for task in (
-                under_way
-            ):  # on a cluster that others use, what nobody waits for must not go on
+            # The cluster may be shared: abandoned work must not continue.
+            for task in running:
                 ray.cancel(task, force=True)
-
-
-def _streamed(
-    work: Callable[[Item], Output], items: Sequence[Item], jobs: int
-) -> Iterator[tuple[int, Output]]:
-    # One item at a time, because an outcome that waits for others of its batch would be lost with them.
-    parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-    with _deaf_to_interrupts(), _tracked_quietly():
-        numbered: Iterator[tuple[int, Output]] = parallel(
-            joblib.delayed(_numbered)(work, index, item) for index, item in enumerate(items)
-        )
-    return numbered
 
 
 def _numbered(work: Callable[[Item], Output], index: int, item: Item) -> tuple[int, Output]:
     return index, work(item)
 
 
-def _start_dask(stack: ExitStack) -> None:
-    """Makes a client of the cluster at DASK_SCHEDULER_ADDRESS, or of one on this machine, unless there is a client."""
-    from dask.distributed import Client, get_client
-
-    try:
-        get_client()
-    except ValueError:
-        with _deaf_to_interrupts():
-            stack.enter_context(
-                Client(threads_per_worker=1)
-            )  # kernels must not be called from two threads at once
-
-
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Ctrl-C is ignored for this moment, and so for good by processes that are started in it, which inherit that.
+def _ignored_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C. Processes started meanwhile inherit this for good.
 
-    Signals are for a program's main thread to decide on; elsewhere they stay what they are.
+    Only the main thread may change signals; other threads leave them as they are.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -175,12 +128,11 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _tracked_quietly() -> Iterator[None]:
-    """The process that clears up after the others is started in it, and does not complain of what is gone already."""
+def _quiet_tracker() -> Iterator[None]:
+    """Silence joblib's resource tracker, started meanwhile, about files that are gone."""
     before = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = ",".join(
-        [*([before] if before else []), "ignore:resource_tracker"]
-    )
+    quiet = "ignore:resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before},{quiet}" if before else quiet
     try:
         yield
     finally:
@@ -188,13 +140,3 @@ def _tracked_quietly() -> Iterator[None]:
             del os.environ["PYTHONWARNINGS"]
         else:
             os.environ["PYTHONWARNINGS"] = before
-
-
-@contextmanager
-def _closed_quietly(numbered: Any) -> Iterator[None]:
-    """Closes what joblib gave, without its warning that not all of it was used."""
-    with warnings.catch_warnings(), closing(numbered):
-        try:
-            yield
-        finally:
-            warnings.simplefilter("ignore")

@@ -1,79 +1,84 @@
-"""A method with nothing to tune, against published rivals that are tuned in hindsight, at the same budget.
+"""An untuned method against published rivals that are tuned in hindsight, at equal budget.
 
-Each rival has a grid over its knobs. What counts is the loss on all training samples at the end of the budget, which
-nobody knows when knobs must be set: so this flatters the rivals. Runs are many, and most are of no use; hence
+The tuning of a rival minimises the loss on all training samples at the end of the budget.
+This favours the rivals, because the final loss is unknown when knobs must be set. To save
+runs, a rival is tuned in three steps:
 
-    1. every cell of the grid, with one seed;
-    2. neighbours of the best ones, which have one knob changed: τ or a step size the next in 1, 3, 10, ..., beyond the
-       edge of the grid too, or a step size that falls at the end; and so on as long as there are new ones;
-    3. the best of all these with all seeds; the one with the lowest mean is what the rival is said to reach.
+1. Every cell of its grid, with one seed.
+2. Neighbours of the best cells, which differ in one knob: τ or a step size moves to the
+   next value of 1, 3, 10, ..., also beyond the grid, or the step size decays at the end.
+   This is repeated while there are new neighbours.
+3. The best cells with all seeds. The result is the cell with the lowest mean loss.
 
-A run that fails, or whose loss is not finite, counts as an infinite loss. Runs that are done are kept, as those of a
-sweep are (cells.py), so that what was interrupted goes on where it was.
+A run that fails, or has no finite loss, counts as an infinite loss.
 
-How long a method takes to the loss that another one ends with, at the same budget, in the budget's time.
+`times_to_loss` measures the time of a method to the final loss of another one, with the
+same seed. The run is made again with that loss on all training samples as its target
+(`until`), evaluated about a hundred times. If no evaluation reaches the target but the
+final loss does, the time is that of the whole run. The result is the median over seeds; a
+run that does not reach the target counts as infinite.
 
-A run of the one is made once more, and ends where it has reached the other's loss with the same seed, on all training
-samples (`until`), which is looked at a hundred times in a budget. Where its own end is below that loss, and no look has
-found it before, it is the end that counts. Over seeds it is the median; a run that does not come there counts as one
-that never does. Runs that are done are kept beside the others (cells.py).
+Finished runs are kept (cells.py), so an interrupted comparison can be continued.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from fedbudget.errors import UserError
-from fedbudget.experiments.cells import CellStore, attempt, made_ready
+from fedbudget.experiments.cells import CellStore, Progress, made_ready
 from fedbudget.experiments.compare import PLAIN_UPDATE, require_losses
-from fedbudget.experiments.pool import check_backend, unordered
-from fedbudget.launch.inputs import from_any_folder
+from fedbudget.experiments.pool import check_jobs
+from fedbudget.launch.inputs import with_absolute_paths
 from fedbudget.runs.text import task_title
-from fedbudget.settings.option import in_words
+from fedbudget.settings.option import choices_text
 from fedbudget.settings.settings import FEDERATED, Settings
 
 FALL = 0.35
-"""The share of the budget over which a step size falls, as the automatic one does."""
+"""Fraction of the budget over which a step size decays, equal to the automatic one."""
 
 LEADERS = 2
+"""Number of best cells with neighbours to try."""
+
 CLIMBS = 8
+"""Largest number of times that neighbours are tried."""
+
 FINALISTS = 3
-"""Of how many cells neighbours are tried, how often, and how many cells are made with all seeds."""
+"""Number of best cells that are run with all seeds."""
 
-_CLIMBED = 20
-"""About how many neighbours are tried for a rival, to say how long it will take."""
-
+_EXPECTED_NEIGHBOURS = 20  # per rival, to estimate the number of runs
+_EVALUATIONS = 25  # a target multiplies them by four
 _SERIES = sorted(
     float(f"{digit}e{exponent}") for exponent in range(-9, 10) for digit in (1, 3)
 )
-
-_LETTERS = {
+_KNOB_NAMES = {
     "tau": "τ",
     "step_size": "η",
     "server_momentum": "momentum",
     "server_step_size": "server step",
     "proximal": "μ",
 }
-"""Knobs as people know them."""
-
-Progress = Callable[[int, int, int], None]
-"""Told how many runs are done, of how many, and how many of those done have failed."""
+_PLAIN: Mapping[str, Any] = {
+    **dict.fromkeys((*PLAIN_UPDATE, "delta", "step_fall", "workload")),
+    "method": "frugal",
+    "drift_correction": False,
+}
+"""The common settings of rivals. Like the default, they keep the budget; method paper can
+exceed it."""
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A published method, and what is to be tuned of it.
+    """A published method and its tuning grid.
 
     Args:
-      name: as the field knows it.
-      settings: what makes it that method.
-      grid: the knobs, with the values to try; τ and η among them.
+      name: the usual name of the method.
+      settings: the settings that define the method.
+      grid: the values to try for each knob, including τ and η.
     """
 
     name: str
@@ -81,85 +86,80 @@ class Rival:
     grid: Mapping[str, Sequence[Any]]
 
     def cells(self, base: Settings) -> list[Settings]:
-        """The settings of every combination."""
-        combinations = [
-            dict(zip(self.grid, values, strict=True))
-            for values in product(*self.grid.values())
-        ]
+        """Return the settings of every combination of knobs.
+
+        Args:
+          base: the task.
+        """
         return [
-            replace(base, **{**_PLAIN, **self.settings, **knobs}) for knobs in combinations
+            replace(
+                base,
+                **{**_PLAIN, **self.settings, **dict(zip(self.grid, values, strict=True))},
+            )
+            for values in product(*self.grid.values())
         ]
 
     def neighbours(self, cell: Settings) -> list[Settings]:
-        """Cells with one knob changed, of those that have more than one value; τ stays within the grid's range.
+        """Return cells with one knob changed; τ stays within the range of the grid.
+
+        Only knobs with several values in the grid change.
 
         >>> rival = Rival("FedAvg", {}, {"tau": (1, 10), "step_size": (0.1, 0.3)})
-        >>> [(each.tau, each.step_size, each.step_fall) for each in rival.neighbours(Settings(tau=10, step_size=0.3))]
+        >>> near = rival.neighbours(Settings(tau=10, step_size=0.3))
+        >>> [(each.tau, each.step_size, each.step_fall) for each in near]
         [(10, 0.3, 0.35), (3, 0.3, None), (10, 0.1, None), (10, 1.0, None)]
         """
-        found = [replace(cell, step_fall=None if cell.step_fall else FALL)]
+        cells = [replace(cell, step_fall=None if cell.step_fall else FALL)]
         for name in ("tau", "step_size", "server_step_size", "proximal"):
-            if len(values := self.grid.get(name, ())) > 1:
-                near: list[Any] = _neighbours(getattr(cell, name))
-                if name == "tau":
-                    near = [
-                        int(value) for value in near if min(values) <= value <= max(values)
-                    ]
-                found += [replace(cell, **{name: value}) for value in near]
-        return found
-
-
-_PLAIN: Mapping[str, Any] = {
-    **dict.fromkeys((*PLAIN_UPDATE, "delta", "step_fall", "workload")),
-    "method": "frugal",
-    "drift_correction": False,
-}
-"""What rivals have in common; they keep to the budget as the default does, where the paper's method goes over it."""
+            values = self.grid.get(name, ())
+            if len(values) < 2:
+                continue
+            near: list[Any] = _neighbours(getattr(cell, name))
+            if name == "tau":
+                near = [int(tau) for tau in near if min(values) <= tau <= max(values)]
+            cells += [replace(cell, **{name: value}) for value in near]
+        return cells
 
 
 def published_rivals(
     *, taus: Sequence[int] | None = None, quick: bool = False
 ) -> tuple[Rival, ...]:
-    """FedAvg, FedAvgM, FedAdam, FedYogi, SCAFFOLD, FedProx and FedNova.
+    """Return FedAvg, FedAvgM, FedAdam, FedYogi, SCAFFOLD, FedProx and FedNova.
 
     Args:
-      taus: the local updates per round to try; 1 to 100 when not given.
-      quick: whether grids are coarse.
+      taus: local updates per round to try; 1 to 100 by default.
+      quick: use coarse grids.
     """
-    local = {
-        "tau": tuple(taus or ((1, 10, 100) if quick else (1, 3, 10, 30, 100))),
-        "step_size": (0.01, 0.1, 1.0) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
-    }
+    etas = (0.01, 0.1, 1.0) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+    default_taus = (1, 10, 100) if quick else (1, 3, 10, 30, 100)
+    local = {"tau": taus or default_taus, "step_size": etas}
+    server = {"server_step_size": etas if quick else etas[:-1]}
     momentum = {"server_momentum": (0.9,) if quick else (0.5, 0.9)}
-    pull = {
-        "proximal": (0.01, 1.0) if quick else (0.001, 0.01, 0.1, 1.0)
-    }  # as its authors have it
-    server = {
-        "server_step_size": (0.01, 0.1, 1.0)
-        if quick
-        else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-    }
+    # The full grid is that of its authors.
+    proximal = {"proximal": (0.01, 1.0) if quick else (0.001, 0.01, 0.1, 1.0)}
+    average = {"update": "average"}
     return (
-        Rival("FedAvg", {"update": "average"}, local),
+        Rival("FedAvg", average, local),
         Rival("FedAvgM", {"update": "fedavgm"}, {**local, **momentum}),
         Rival("FedAdam", {"update": "fedadam"}, {**local, **server}),
         Rival("FedYogi", {"update": "fedyogi"}, {**local, **server}),
-        Rival("SCAFFOLD", {"update": "average", "drift_correction": True}, local),
-        Rival("FedProx", {"update": "average"}, {**local, **pull}),
-        Rival("FedNova", {"update": "average", "workload": "by-data"}, local),
+        Rival("SCAFFOLD", {**average, "drift_correction": True}, local),
+        Rival("FedProx", average, {**local, **proximal}),
+        Rival("FedNova", {**average, "workload": "by-data"}, local),
     )
 
 
 @dataclass(frozen=True)
 class TunedResult:
-    """The mean over seeds of a method.
+    """The mean result of a method over seeds.
 
     Args:
-      knobs: what it was tuned to, by settings; nothing where nothing was tuned.
-      loss: on all training samples; infinite where a run failed or diverged.
-      accuracy: on test samples; None where it has no meaning.
-      runs: how many it took to tune it.
-      cell: the settings that it has then, with any seed.
+      name: of the method.
+      knobs: the tuned settings; empty for an untuned method.
+      loss: on all training samples; infinite if a run failed or diverged.
+      accuracy: on the test samples; None if the model has none.
+      runs: the number of runs for tuning.
+      cell: the settings, with any seed.
       losses: of each seed.
     """
 
@@ -173,24 +173,29 @@ class TunedResult:
 
     @property
     def tuned_to(self) -> str:
-        """The knobs in words."""
-        if not self.knobs:
-            return "nothing"
+        """The knobs as text.
+
+        >>> TunedResult("FedAvg", {"tau": 3, "step_fall": 0.35}, 0.2, None).tuned_to
+        'τ = 3, falling'
+        """
         parts = [
-            f"{_LETTERS[name]} = {value:g}"
+            f"{_KNOB_NAMES[name]} = {value:g}"
             for name, value in self.knobs.items()
-            if name in _LETTERS
+            if name in _KNOB_NAMES
         ]
-        return ", ".join([*parts, *(["falling"] if "step_fall" in self.knobs else [])])
+        if "step_fall" in self.knobs:
+            parts.append("falling")
+        return ", ".join(parts) or "nothing"
 
     def to_json(self) -> dict[str, Any]:
-        figures = {
+        """Return the result without settings and single losses."""
+        return {
             "name": self.name,
             "knobs": dict(self.knobs),
             "loss": _finite(self.loss),
             "accuracy": self.accuracy,
+            "runs": self.runs,
         }
-        return {**figures, "runs": self.runs}
 
 
 @dataclass(frozen=True)
@@ -198,9 +203,9 @@ class RivalComparison:
     """A method and its rivals on one task.
 
     Args:
-      title: what was trained on what.
-      own: the method with nothing tuned.
-      others: the paper's method, and each rival as it was tuned.
+      title: of the task.
+      own: the untuned method.
+      others: the paper's method and the tuned rivals.
     """
 
     title: str
@@ -208,18 +213,16 @@ class RivalComparison:
     others: tuple[TunedResult, ...]
 
     def ratio(self, other: TunedResult) -> float | None:
-        """How many times the own loss another's is; None where that has no meaning."""
+        """Return another loss divided by the own loss; None if the own is not positive."""
         return other.loss / self.own.loss if 0 < self.own.loss < math.inf else None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "title": self.title,
-            "own": self.own.to_json(),
-            "others": [
-                {**other.to_json(), "ratio": _finite(self.ratio(other))}
-                for other in self.others
-            ],
-        }
+        """Return all results, with their ratios."""
+        others = [
+            {**other.to_json(), "ratio": _finite(self.ratio(other))}
+            for other in self.others
+        ]
+        return {"title": self.title, "own": self.own.to_json(), "others": others}
 
 
 def compare_rivals(
@@ -232,133 +235,120 @@ def compare_rivals(
     jobs: int | None = None,
     progress: Progress = lambda done, of, failed: None,
 ) -> RivalComparison:
-    """Makes the method's runs and tunes its rivals, as the head of this file says.
+    """Run the untuned method and tune its rivals on the same task.
 
     Args:
-      settings: of the method that has nothing tuned; rivals have the same data, model, nodes and budget.
-      folder: where runs that are done are kept.
-      rivals: all that are published here, with full grids, when not given.
-      seeds: of the runs; rivals are tuned with the first.
+      settings: of the untuned method. Rivals use the same data, model, nodes and budget.
+      folder: finished runs are kept here.
+      rivals: all published rivals with full grids by default.
+      seeds: of the runs. Rivals are tuned with the first.
       climbs: how often neighbours of the best cells are tried.
-      jobs: how many runs at a time; as many as there are cores when not given.
+      jobs: runs in parallel; one per core by default.
+      progress: receives the number of finished, expected and failed runs.
+
+    Returns:
+      The mean results over seeds.
     """
     rivals = published_rivals() if rivals is None else rivals
     if settings.method not in FEDERATED:
         raise UserError(
-            f"{settings.method} descent has no rivals: use `method` {in_words(FEDERATED)}"
+            f"{settings.method} descent has no rivals: use `method` "
+            f"{choices_text(FEDERATED)}"
         )
     if not (seeds and all(values for rival in rivals for values in rival.grid.values())):
         raise UserError("rivals need at least one seed, and one value of each knob")
     require_losses(settings)
-    check_backend(jobs, None)
-    with made_ready(
-        replace(settings, seed=seeds[0])
-    ) as prepared:  # refuses what cannot work
-        title = task_title(prepared.settings, prepared.dataset.name, prepared.dataset.note)
-    settings = from_any_folder(
-        settings
-    )  # processes that make runs may have started in another
+    check_jobs(jobs)
+    with made_ready(replace(settings, seed=seeds[0])) as run:  # checks the settings
+        title = task_title(run.settings, run.dataset.name, run.dataset.note)
+
+    # Other processes may have another working folder.
+    settings = with_absolute_paths(settings)
     runs = _Runs(CellStore(folder, "run"), jobs, progress)
-    bases = {
-        "default" if settings.method == Settings().method else settings.method: settings
-    }
+    name = "default" if settings.method == Settings().method else settings.method
+    untuned = {name: settings}
     if settings.method != "paper":
-        bases["paper"] = replace(
-            settings,
-            **{**_PLAIN, "method": "paper", "drift_correction": None},
-            step_size=None,
-        )
-    cells = {rival.name: rival.cells(replace(settings, seed=seeds[0])) for rival in rivals}
-    later = len(rivals) * (_CLIMBED + FINALISTS * (len(seeds) - 1))
-    runs.make(_with_seeds(bases.values(), seeds), later + sum(map(len, cells.values())))
-    runs.require_success()
-    untuned = [runs.result(name, {}, base, seeds) for name, base in bases.items()]
-    runs.make(chain(*cells.values()), later)
-    tuned = _tuned(runs, rivals, cells, seeds, climbs)
-    return RivalComparison(title, untuned[0], (*untuned[1:], *tuned))
+        plain = {**_PLAIN, "method": "paper", "drift_correction": None, "step_size": None}
+        untuned["paper"] = replace(settings, **plain)
+    grids = {rival.name: rival.cells(replace(settings, seed=seeds[0])) for rival in rivals}
+    later = len(rivals) * (_EXPECTED_NEIGHBOURS + FINALISTS * (len(seeds) - 1))
+    runs.make(_with_seeds(untuned.values(), seeds), later + sum(map(len, grids.values())))
+    if runs.errors:
+        raise UserError(f"a run with nothing tuned failed: {runs.errors[0]}")
+    own, *others = (runs.result(name, {}, cell, seeds) for name, cell in untuned.items())
+    runs.make(chain(*grids.values()), later)
+    others += _tuned(runs, rivals, grids, seeds, climbs)
+    return RivalComparison(title, own, tuple(others))
 
 
 def _tuned(
     runs: "_Runs",
     rivals: Sequence[Rival],
-    cells: Mapping[str, list[Settings]],
+    grids: Mapping[str, list[Settings]],
     seeds: Sequence[int],
     climbs: int,
 ) -> list[TunedResult]:
-    """What each rival reaches, once every cell of its grid was made with the first seed."""
-    tried = {
-        name: dict.fromkeys(grid) for name, grid in cells.items()
-    }  # in order, so that ties are always the same
+    """Tune each rival, once every cell of its grid was run with the first seed."""
+    # Dictionaries keep the order, so that ties are always resolved in the same way.
+    tried = {name: dict.fromkeys(cells) for name, cells in grids.items()}
+    finals = len(rivals) * FINALISTS * (len(seeds) - 1)
     for climbs_left in reversed(range(climbs)):
         before = sum(map(len, tried.values()))
         for rival in rivals:
-            leaders = runs.best(tried[rival.name], LEADERS)
-            tried[rival.name] |= dict.fromkeys(
-                near for cell in leaders for near in rival.neighbours(cell)
-            )
+            for cell in runs.best(tried[rival.name], LEADERS):
+                tried[rival.name] |= dict.fromkeys(rival.neighbours(cell))
         if sum(map(len, tried.values())) == before:
             break
-        runs.make(
-            chain(*tried.values()),
-            len(rivals) * (climbs_left + FINALISTS * (len(seeds) - 1)),
-        )
-    finalists = {name: runs.best(grid, FINALISTS) for name, grid in tried.items()}
+        runs.make(chain(*tried.values()), len(rivals) * climbs_left + finals)
+
+    finalists = {name: runs.best(cells, FINALISTS) for name, cells in tried.items()}
     runs.make(_with_seeds(chain(*finalists.values()), seeds), 0)
     results = []
     for rival in rivals:
         last = finalists[rival.name]
         best = min(last, key=lambda cell: runs.result("", {}, cell, seeds).loss)
-        knobs = {
-            name: getattr(best, name)
-            for name in (*rival.grid, "step_fall")
-            if getattr(best, name) is not None
-        }
+        knobs = {name: getattr(best, name) for name in (*rival.grid, "step_fall")}
+        given = {name: value for name, value in knobs.items() if value is not None}
         made = {*tried[rival.name], *_with_seeds(last, seeds)}
-        results.append(runs.result(rival.name, knobs, best, seeds, len(made)))
+        results.append(runs.result(rival.name, given, best, seeds, len(made)))
     return results
 
 
 class _Runs:
-    """Makes runs that are not kept yet, tells how far it is, and knows what all of them gave."""
+    """Makes runs that are not kept yet, reports progress, and holds all results."""
 
     def __init__(self, store: CellStore, jobs: int | None, progress: Progress) -> None:
+        self.errors: list[str] = []
         self._store = store
         self._jobs = jobs
         self._progress = progress
         self._figures: dict[Settings, tuple[float, float | None]] = {}
-        self._errors: list[str] = []
 
     def make(self, cells: Iterable[Settings], later: int) -> None:
-        """Makes those among the cells that were not made before.
+        """Make the runs that were not made before.
 
         Args:
-          later: how many runs are thought to come after these.
+          later: expected number of runs after these.
         """
         fresh = [cell for cell in dict.fromkeys(cells) if cell not in self._figures]
-        missing = self._store.missing(fresh)
-        failed_before = len(self._errors)
-        done = len(self._figures) + len(fresh) - len(missing)
-        of = len(self._figures) + len(fresh) + later
-        self._progress(done, of, failed_before)
-        work = partial(attempt, each="run")
-        with closing(unordered(work, missing, jobs=self._jobs, backend=None)) as outcomes:
-            failures = self._store.collect(
-                outcomes,
-                lambda made, failed: self._progress(
-                    done + made, of, failed_before + failed
-                ),
-            )
-        self._errors += [failure.error for failure in failures.values()]
-        for cell in fresh:
-            self._figures[cell] = (math.inf, None) if cell in failures else self._read(cell)
+        before = len(self._figures)
+        failed_before = len(self.errors)
 
-    def require_success(self) -> None:
-        """Refuses to go on when a run has failed."""
-        if self._errors:
-            raise UserError(f"a run with nothing tuned failed: {self._errors[0]}")
+        def progress(done: int, of: int, failed: int) -> None:
+            self._progress(before + done, before + of + later, failed_before + failed)
+
+        failures = self._store.make(fresh, progress, jobs=self._jobs)
+        self.errors += [failure.error for failure in failures.values()]
+        for cell in fresh:
+            self._figures[cell] = (math.inf, None)
+            if cell not in failures:
+                columns = self._store.read(cell)
+                (loss,) = columns["loss"]
+                (accuracy,) = columns["accuracy"]
+                self._figures[cell] = (math.inf if loss is None else loss, accuracy)
 
     def best(self, cells: Iterable[Settings], count: int) -> list[Settings]:
-        """The cells with the lowest losses, the lowest first."""
+        """Return the cells with the lowest losses, the lowest first."""
         return sorted(cells, key=lambda cell: self._figures[cell][0])[:count]
 
     def result(
@@ -369,21 +359,85 @@ class _Runs:
         seeds: Sequence[int],
         runs: int = 0,
     ) -> TunedResult:
-        """The means of a cell over seeds."""
-        losses, accuracies = zip(
-            *(self._figures[each] for each in _with_seeds([cell], seeds)), strict=True
-        )
-        known = [accuracy for accuracy in accuracies if accuracy is not None]
+        """Return the means of a cell over seeds."""
+        figures = [self._figures[each] for each in _with_seeds([cell], seeds)]
+        losses = tuple(loss for loss, _ in figures)
+        known = [accuracy for _, accuracy in figures if accuracy is not None]
         accuracy = sum(known) / len(known) if known else None
-        return TunedResult(
-            name, knobs, sum(losses) / len(losses), accuracy, runs, cell, losses
-        )
+        loss = sum(losses) / len(losses)
+        return TunedResult(name, knobs, loss, accuracy, runs, cell, losses)
 
-    def _read(self, cell: Settings) -> tuple[float, float | None]:
-        columns = self._store.read(cell)
-        (loss,) = columns["loss"]
-        (accuracy,) = columns["accuracy"]
-        return math.inf if loss is None else loss, accuracy
+
+@dataclass(frozen=True)
+class TimesToLoss:
+    """Times of two methods in seconds; None if the loss is not reached.
+
+    Args:
+      other: time of the other method to the final loss of the own method.
+      own: time of the own method to the final loss of the other method.
+    """
+
+    other: float | None
+    own: float | None
+
+
+def times_to_loss(
+    comparison: RivalComparison,
+    *,
+    folder: Path,
+    seeds: Sequence[int],
+    jobs: int | None = None,
+    progress: Progress = lambda done, of, failed: None,
+) -> dict[str, TimesToLoss]:
+    """Measure the times to each other's loss, of the own method and each of the others.
+
+    Args:
+      comparison: the result of `compare_rivals` with these seeds.
+      folder: finished runs are kept here.
+
+    Returns:
+      The times, by the name of the other method.
+    """
+    own = comparison.own
+    races = {
+        other.name: (_races(other, own, seeds), _races(own, other, seeds))
+        for other in comparison.others
+    }
+    store = CellStore(folder, "run")
+    cells = dict.fromkeys(chain(*chain(*races.values())))
+    store.make(list(cells), progress, jobs=jobs)
+    return {
+        name: TimesToLoss(*(_median(store, race, len(seeds)) for race in pair))
+        for name, pair in races.items()
+    }
+
+
+def _races(
+    method: TunedResult, goal: TunedResult, seeds: Sequence[int]
+) -> dict[Settings, bool]:
+    """Return the runs of a method until the finite losses of a goal.
+
+    The value is whether the method's own final loss reaches the goal.
+    """
+    assert method.cell is not None
+    runs = {}
+    for seed, own, loss in zip(seeds, method.losses, goal.losses, strict=True):
+        if math.isfinite(loss):
+            until = (f"loss={loss!r}",)
+            cell = replace(method.cell, seed=seed, until=until, evaluations=_EVALUATIONS)
+            runs[cell] = own <= loss
+    return runs
+
+
+def _median(store: CellStore, race: Mapping[Settings, bool], seeds: int) -> float | None:
+    """Return the median time over seeds."""
+    seconds = []
+    for cell, reached in race.items():
+        columns = store.read(cell) if cell in store else {}
+        if columns and (reached or columns["stopped_by"] == ["target"]):
+            seconds += columns["spent_time"]
+    never = [math.inf] * (seeds - len(seconds))
+    return _finite(statistics.median(seconds + never))
 
 
 def _with_seeds(cells: Iterable[Settings], seeds: Sequence[int]) -> list[Settings]:
@@ -391,7 +445,7 @@ def _with_seeds(cells: Iterable[Settings], seeds: Sequence[int]) -> list[Setting
 
 
 def _neighbours(value: float) -> list[float]:
-    """The next below and above in ..., 0.1, 0.3, 1, 3, 10, ...
+    """Return the next values below and above in ..., 0.1, 0.3, 1, 3, 10, ...
 
     >>> _neighbours(0.3), _neighbours(20)
     ([0.1, 1.0], [10.0, 30.0])
@@ -403,106 +457,3 @@ def _neighbours(value: float) -> list[float]:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-_EVALUATIONS = 25  # of which there are four times as many with a target
-
-
-@dataclass(frozen=True)
-class TimesToLoss:
-    """Of a method and another, in seconds; None where the loss is not reached.
-
-    Args:
-      other: that the other took to the loss the own method ends with.
-      own: that the own method took to the loss the other ends with.
-    """
-
-    other: float | None
-    own: float | None
-
-
-def times_to_loss(
-    found: RivalComparison,
-    *,
-    folder: Path,
-    seeds: Sequence[int],
-    jobs: int | None = None,
-    progress: Progress = lambda done, of, failed: None,
-) -> dict[str, TimesToLoss]:
-    """Of each of the others, by its name.
-
-    Args:
-      found: what `compare_rivals` gave, with these seeds.
-      folder: where runs that are done are kept.
-    """
-    pairs = {
-        other.name: (_cells(other, found.own, seeds), _cells(found.own, other, seeds))
-        for other in found.others
-    }
-    cells = list(
-        dict.fromkeys(
-            cell
-            for pair in pairs.values()
-            for each in pair
-            for cell in each
-            if cell is not None
-        )
-    )
-    store = CellStore(folder, "run")
-    missing = store.missing(cells)
-    done = len(cells) - len(missing)
-    progress(done, len(cells), 0)
-    with closing(
-        unordered(partial(attempt, each="run"), missing, jobs=jobs, backend=None)
-    ) as outcomes:
-        store.collect(
-            outcomes, lambda made, failed: progress(done + made, len(cells), failed)
-        )
-    times = {}
-    for other in found.others:
-        theirs, ours = pairs[other.name]
-        times[other.name] = TimesToLoss(
-            _median(store, theirs, other, found.own), _median(store, ours, found.own, other)
-        )
-    return times
-
-
-def _cells(
-    method: TunedResult, goal: TunedResult, seeds: Sequence[int]
-) -> list[Settings | None]:
-    """The runs of a method to the losses that another one ended with; None where that has none."""
-    assert method.cell is not None
-    return [
-        replace(method.cell, seed=seed, until=(f"loss={loss!r}",), evaluations=_EVALUATIONS)
-        if math.isfinite(loss)
-        else None
-        for seed, loss in zip(seeds, goal.losses, strict=True)
-    ]
-
-
-def _median(
-    store: CellStore,
-    cells: Sequence[Settings | None],
-    method: TunedResult,
-    goal: TunedResult,
-) -> float | None:
-    seconds = [
-        math.inf
-        if cell is None or cell not in store
-        else _seconds(store, cell, below=own <= loss)
-        for cell, own, loss in zip(cells, method.losses, goal.losses, strict=True)
-    ]
-    middle = statistics.median(seconds)
-    return middle if math.isfinite(middle) else None
-
-
-def _seconds(store: CellStore, cell: Settings, *, below: bool) -> float:
-    """Of one run.
-
-    Args:
-      below: whether it is known to end at that loss, or below it.
-    """
-    columns = store.read(cell)
-    (stopped_by,) = columns["stopped_by"]
-    (spent,) = columns["spent_time"]
-    return float(spent) if stopped_by == "target" or below else math.inf

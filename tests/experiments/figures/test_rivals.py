@@ -11,7 +11,7 @@ import pytest
 
 import fedbudget
 from fedbudget import data
-from fedbudget.experiments import reproduce, rivals
+from fedbudget.experiments import cells, reproduce
 from fedbudget.experiments.cells import Columns, Failure
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures import rivals as rivals_figure
@@ -101,7 +101,7 @@ def test_page_has_the_table_and_the_claims(made: tuple[Path, Rows]) -> None:
     (found,) = reproduce.read_figures(out)
     assert (
         found.made_of
-        == "mean of 2 runs of each method at its best, which was looked for over full grids, on digits"
+        == "mean of 2 runs of each method at its best, tuned over full grids, on digits"
     )
     assert found.table is not None
     assert [row[:2] for row in found.table.rows] == [
@@ -116,11 +116,10 @@ def test_page_has_the_table_and_the_claims(made: tuple[Path, Rows]) -> None:
 def test_what_is_done_stays_done(
     made: tuple[Path, Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def attempt(settings: Settings, *, each: str) -> Columns | Failure:
+    def attempt(settings: Settings, **how: Any) -> Columns | Failure:
         raise AssertionError("a run that is kept was made again")
 
-    monkeypatch.setattr(rivals, "attempt", attempt)
-    monkeypatch.setattr("fedbudget.experiments.rivals.attempt", attempt)
+    monkeypatch.setattr(cells, "attempt", attempt)
     out, before = made
     figure = Short(
         "rivals", "Rivals", ("digits",), long=True, settings_of={"digits": SHORT}
@@ -147,7 +146,7 @@ class TestTimesToLoss:
         seconds: Sequence[float | None],
         other: float = 2.0,
     ) -> TimesToLoss:
-        def attempt(settings: Settings, *, each: str) -> Columns | Failure:
+        def attempt(settings: Settings, **how: Any) -> Columns | Failure:
             assert settings.until is not None
             spent = seconds[settings.seed] if settings.tau == 3 else 0.25
             if settings.seed == 2 and settings.tau != 3:
@@ -157,7 +156,7 @@ class TestTimesToLoss:
                 "spent_time": [spent or 1.0],
             }
 
-        monkeypatch.setattr(rivals, "attempt", attempt)
+        monkeypatch.setattr(cells, "attempt", attempt)
         own = TunedResult("default", {}, 1.0, None, cell=Settings(), losses=(1.0, 1.0, 1.0))
         tuned = TunedResult(
             "FedAvg", {}, other, None, cell=Settings(tau=3), losses=(other,) * 3
@@ -234,8 +233,8 @@ class TestTasks:
             assert all("time" in each.limits().limits for each in settings)
 
     def test_published_accuracies_are_of_the_benchmarks_settings(self) -> None:
-        assert rivals_figure.PUBLISHED.keys() == rivals_figure.NIID_TASKS.keys()
-        assert {each["nodes"] for each in rivals_figure.NIID_TASKS.values()} == {10}
+        assert rivals_figure.PUBLISHED.keys() == rivals_figure.TASKS["niid-bench"].keys()
+        assert {each["nodes"] for each in rivals_figure.TASKS["niid-bench"].values()} == {10}
 
     def test_published_accuracies_are_beside_ours(self) -> None:
         task = "Fashion-MNIST, 2 labels"
@@ -247,8 +246,8 @@ class TestTasks:
     def test_the_least_that_is_made_is_known_beforehand(self) -> None:
         figure = FIGURES["rivals"]
         (first, *_) = figure.settings(None)
-        cells = figure.runs(first, GridSize(5)).cells
-        assert len(cells) == 5 + sum(
+        runs = figure.runs(first, GridSize(5)).cells
+        assert len(runs) == 5 + sum(
             [len(rival.cells(first)) for rival in published_rivals()]
         )
-        assert replace(first, seed=4) in cells
+        assert replace(first, seed=4) in runs

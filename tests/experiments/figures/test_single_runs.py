@@ -206,7 +206,7 @@ class TestAsynchronous:
         (claim,) = sudden.values()
         assert claim.holds
         assert (
-            "looks to the next: +6.0%, +6.0%, +6.0%, +6.0% in Cases 1-4, +0.0%, +0.0%"
+            "evaluations to the next: +6.0%, +6.0%, +6.0%, +6.0% in Cases 1-4, +0.0%, +0.0%"
             in claim.measured
         )
         (claim,) = claims(

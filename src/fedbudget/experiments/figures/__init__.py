@@ -1,6 +1,7 @@
-"""All figures by name: those of the paper's evaluation, and those that go past it."""
+"""All figures by name: those of the paper's evaluation, and additional ones."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fedbudget.experiments.figures.figure import FEW_TAUS, Figure
 from fedbudget.experiments.figures.instantaneous import Instantaneous
@@ -13,107 +14,83 @@ from fedbudget.experiments.figures.paper import (
     Sensitivity,
     Varying,
 )
-from fedbudget.experiments.figures.rivals import MORE_TASKS, TASKS, NiidBench, Rivals
-from fedbudget.experiments.figures.rivals import NIID_TASKS as NIID_TASKS
+from fedbudget.experiments.figures.rivals import TASKS, NiidBench, Rivals
 from fedbudget.experiments.figures.synchrony import SingleSynchrony, Synchrony
 
-_DGD = "svm-dgd-mnist"
-_SGD = "svm-sgd-mnist"
 _QUICK = (
     "svm-digits",
     "softmax-digits",
     "mlp-digits",
-    _SGD,
-    _DGD,
+    "svm-sgd-mnist",
+    "svm-dgd-mnist",
     "linear-energy",
     "kmeans-user-knowledge",
 )
-# of networks, whose runs are long; more can be added, and those made stay
+# τ of networks, whose runs are long. A larger grid reuses the finished runs.
 _THREE = (1, 10, 100)
 _ENDS = (1, 100)
+
+
+def _svm(
+    figure: type[Figure], name: str, title: str, *arguments: Any, **options: Any
+) -> Iterator[Figure]:
+    """Yield the figure of the SVM with whole shards (DGD) and with mini-batches (SGD)."""
+    for kind in ("dgd", "sgd"):
+        task = (f"svm-{kind}-mnist",)
+        full_title = f"SVM ({kind.upper()}){title}"
+        yield figure(name.format(kind), full_title, task, *arguments, **options)
+
+
+def _cnn(dataset: str, title: str, *taus: tuple[int, ...]) -> Figure:
+    name = f"cnn-{dataset}"
+    return LossAgainstTau(name, f"CNN on {title}", (name,), *taus, long=True)
+
+
+def _rivals(figure: type[Rivals], name: str, title: str) -> Figure:
+    tasks = TASKS[name]
+    return figure(name, title, tuple(tasks), long=True, settings_of=tasks)
+
 
 FIGURES: Mapping[str, Figure] = {
     figure.name: figure
     for figure in (
-        LossAgainstTau("svm-dgd", "SVM (DGD)", (_DGD,), slower=True),
-        LossAgainstTau("svm-sgd", "SVM (SGD)", (_SGD,)),
+        *_svm(LossAgainstTau, "svm-{}", ""),
         LossAgainstTau("linear", "Linear regression", ("linear-energy",)),
-        LossAgainstTau("kmeans", "K-means", ("kmeans-user-knowledge",), slower=True),
-        LossAgainstTau(
-            "cnn-mnist", "CNN on MNIST", ("cnn-mnist",), FEW_TAUS, _THREE, long=True
-        ),
-        LossAgainstTau(
-            "cnn-fashion-mnist",
-            "CNN on Fashion-MNIST",
-            ("cnn-fashion-mnist",),
-            _THREE,
-            _ENDS,
-            long=True,
-        ),
-        LossAgainstTau(
-            "cnn-cifar-10", "CNN on CIFAR-10", ("cnn-cifar-10",), _THREE, _ENDS, long=True
-        ),
-        Varying("nodes", "SVM (SGD), number of nodes", (_SGD,), NODES),
-        Varying(
-            "aggregation-sgd", "SVM (SGD), time of an aggregation", (_SGD,), AGGREGATION
-        ),
-        Varying(
-            "aggregation-dgd", "SVM (DGD), time of an aggregation", (_DGD,), AGGREGATION
-        ),
-        Varying("budget-sgd", "SVM (SGD), total budget", (_SGD,), BUDGET),
-        Varying("budget-dgd", "SVM (DGD), total budget", (_DGD,), BUDGET),
-        Instantaneous("instantaneous-dgd", "SVM (DGD), a single run", (_DGD,), slower=True),
-        Instantaneous("instantaneous-sgd", "SVM (SGD), a single run", (_SGD,)),
-        Instantaneous(
-            "instantaneous-dgd-network",
-            "SVM (DGD), a single run over a network",
-            (_DGD,),
-            slower=True,
+        LossAgainstTau("kmeans", "K-means", ("kmeans-user-knowledge",)),
+        _cnn("mnist", "MNIST", FEW_TAUS, _THREE),
+        _cnn("fashion-mnist", "Fashion-MNIST", _THREE, _ENDS),
+        _cnn("cifar-10", "CIFAR-10", _THREE, _ENDS),
+        Varying("nodes", "SVM (SGD), number of nodes", ("svm-sgd-mnist",), NODES),
+        *_svm(Varying, "aggregation-{}", ", time of an aggregation", AGGREGATION),
+        *_svm(Varying, "budget-{}", ", total budget", BUDGET),
+        *_svm(Instantaneous, "instantaneous-{}", ", a single run"),
+        *_svm(
+            Instantaneous,
+            "instantaneous-{}-network",
+            ", a single run over a network",
             engine="network",
         ),
-        Instantaneous(
-            "instantaneous-sgd-network",
-            "SVM (SGD), a single run over a network",
-            (_SGD,),
-            engine="network",
-        ),
-        Sensitivity("phi-dgd", "SVM (DGD), control parameter φ", (_DGD,)),
-        Sensitivity("phi-sgd", "SVM (SGD), control parameter φ", (_SGD,)),
-        Synchrony("asynchronous-dgd", "SVM (DGD), synchronous and asynchronous", (_DGD,)),
-        Synchrony("asynchronous-sgd", "SVM (SGD), synchronous and asynchronous", (_SGD,)),
-        SingleSynchrony(
-            "asynchronous-dgd-run",
-            "SVM (DGD), synchronous and asynchronous, single runs",
-            (_DGD,),
-        ),
-        SingleSynchrony(
-            "asynchronous-sgd-run",
-            "SVM (SGD), synchronous and asynchronous, single runs",
-            (_SGD,),
+        *_svm(Sensitivity, "phi-{}", ", control parameter φ"),
+        *_svm(Synchrony, "asynchronous-{}", ", synchronous and asynchronous"),
+        *_svm(
+            SingleSynchrony,
+            "asynchronous-{}-run",
+            ", synchronous and asynchronous, single runs",
         ),
         Methods("methods", "The paper's method and frugal", _QUICK),
         NoKnobs(
             "no-knobs", "The paper's method, and frugal with a step size of its own", _QUICK
         ),
-        Rivals(
-            "rivals",
-            "The default with nothing tuned, and tuned rivals",
-            tuple(TASKS),
-            long=True,
-        ),
-        Rivals(
+        _rivals(Rivals, "rivals", "The default with nothing tuned, and tuned rivals"),
+        _rivals(
+            Rivals,
             "more-rivals",
             "Further settings: the default with nothing tuned, and tuned rivals",
-            tuple(MORE_TASKS),
-            long=True,
-            settings_of=MORE_TASKS,
         ),
-        NiidBench(
+        _rivals(
+            NiidBench,
             "niid-bench",
             "NIID-Bench, the default with nothing tuned, and tuned rivals",
-            tuple(NIID_TASKS),
-            long=True,
-            settings_of=NIID_TASKS,
         ),
         OnePhi(
             "one-phi",

@@ -1,17 +1,15 @@
-"""The rows of a sweep's results, as plain dictionaries, and what is asked of them.
+"""What a figure is, and the parts that all figures share.
 
-What a figure is: the runs behind it, how it is drawn, and which claims it bears out, the paper's or our own.
+A figure has runs (a sweep), a picture and claims. Picture and claims are computed from the
+rows of the sweep alone, so both can be made again from the Parquet file. A claim that does
+not hold is reported as such. A claim of the paper is quoted word for word.
 
-A figure is drawn and its claims are judged from the rows of its sweep alone, so that both can be made again from the
-Parquet file at any time. A claim that does not hold is shown as not holding.
-
-How all figures look: the same colour and marker for a case everywhere, which do not rely on colour alone.
-
-What the paper's evaluation says, in its own words; every claim that is judged names the sentence it is from.
+A case has the same colour, marker and line style in every figure. No figure relies on
+colour alone.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,100 +20,56 @@ from matplotlib.figure import Figure as Picture
 
 from fedbudget import tasks
 from fedbudget.experiments import sweep
+from fedbudget.experiments.cells import Progress
 from fedbudget.experiments.sweep import Sweep
 from fedbudget.runs.plot import BLUE, GREEN, GREY, PURPLE, VERMILION
 from fedbudget.settings.settings import Settings
 from fedbudget.settings.types import EngineName
 
-Row = dict[str, Any]
-Rows = Sequence[Row]
-
-
-def where(rows: Rows, **values: Any) -> list[Row]:
-    """The rows that have these values."""
-    return [
-        row for row in rows if all(row[name] == value for name, value in values.items())
-    ]
-
-
-def distinct(rows: Rows, name: str) -> list[Any]:
-    """The values of a column, each once, in the order of their first row."""
-    return list(dict.fromkeys(row[name] for row in rows if row[name] is not None))
-
-
-def mean(rows: Rows, name: str) -> float:
-    """The mean of a column over the rows that have a value in it; NaN where none has."""
-    values = [row[name] for row in rows if row[name] is not None]
-    return float(np.mean(values)) if values else float("nan")
-
-
-def means(rows: Rows, over: str, values: Iterable[Any], name: str) -> list[float]:
-    """The mean of a column for each value of another."""
-    return [mean(where(rows, **{over: value}), name) for value in values]
-
-
-def by_fixed_tau(rows: Rows, case: int, name: str) -> dict[str, float]:
-    """The mean of a column for each fixed τ, where it is finite."""
-    fixed = [
-        row for row in where(rows, method="paper", case=case) if row["tau"] != "adaptive"
-    ]
-    taus = distinct(fixed, "tau")
-    return {
-        tau: value
-        for tau, value in zip(taus, means(fixed, "tau", taus, name), strict=True)
-        if np.isfinite(value)
-    }
-
-
-class CaseLosses:
-    """One task in one case: the losses of fixed τ, of the paper's method, and of ours."""
-
-    def __init__(self, rows: Rows, case: int) -> None:
-        losses = by_fixed_tau(rows, case, "loss")
-        self.case = case
-        self.best_tau = min(losses, key=losses.__getitem__)
-        self.best, self.worst = losses[self.best_tau], max(losses.values())
-        self.paper = mean(where(rows, case=case, method="paper", tau="adaptive"), "loss")
-        self.frugal = mean(where(rows, case=case, method="frugal"), "loss")
-
-    def regret(self, loss: float) -> float:
-        """What not knowing the best fixed τ costs: 0 for as good as the best, 1 for as bad as the worst."""
-        return (
-            (loss - self.best) / (self.worst - self.best) if self.worst > self.best else 0.0
-        )
-
-
 CASES = (1, 2, 3, 4)
 TAUS = (1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100)
 FEW_TAUS = (1, 3, 10, 30, 100)
 
+COLOURS = {1: BLUE, 2: VERMILION, 3: GREEN, 4: PURPLE}
+MARKERS = {1: "o", 2: "s", 3: "^", 4: "D"}
+LINES = {1: "-", 2: "--", 3: "-.", 4: ":"}
+BASELINE = GREY
+TAU = "average τ*, weighted by updates"
+
+Row = dict[str, Any]
+Rows = Sequence[Row]
+Points = tuple[Sequence[float], Sequence[float]]
+"""The x and y of a line."""
+CaseLines = Callable[[int, str], Mapping[str, Points]]
+"""The lines of a case and a column of results, by label."""
+
 
 @dataclass(frozen=True)
 class GridSize:
-    """How much of a figure to make.
+    """The size of a figure's grid.
 
     Args:
-      runs: of each setting, with other seeds.
-      quick: a smaller grid, for a first look.
+      runs: runs of each setting, with different seeds.
+      quick: use a small grid.
     """
 
     runs: int
     quick: bool = False
 
     def choose(self, values: Sequence[Any], few: Sequence[Any]) -> Sequence[Any]:
-        """All values, or the few for a first look."""
+        """Return `few` for a small grid, else `values`."""
         return few if self.quick else values
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, or of ours where the figure is.
+    """A claim of the paper or of this project.
 
     Args:
-      text: what is claimed.
-      measured: the numbers that decide.
-      holds: whether they bear it out.
-      quote: the paper's words for it; empty for a claim of ours.
+      text: the claim.
+      measured: the numbers that decide it.
+      holds: whether the numbers support it.
+      quote: the paper's words; empty for a claim of this project.
     """
 
     text: str
@@ -126,7 +80,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class FigureTable:
-    """Numbers beside a figure, as text."""
+    """The numbers of a figure, as text."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -134,14 +88,14 @@ class FigureTable:
 
 @dataclass(frozen=True)
 class Figure(ABC):
-    """A figure of the paper, or one more.
+    """A figure of the paper, or an additional one.
 
     Args:
-      name: what it is called on the command line.
-      title: what it shows.
-      tasks: the tasks that its runs start from; of several, those whose data are here.
-      long: whether it takes hours, and is made only when it is asked for.
-      engine: what makes its runs.
+      name: the name on the command line.
+      title: the subject.
+      tasks: the tasks of its runs; of several, those with data on this machine.
+      long: whether it takes hours; `all` leaves it out.
+      engine: the engine of its runs.
     """
 
     name: str
@@ -152,15 +106,19 @@ class Figure(ABC):
 
     @abstractmethod
     def runs(self, base: Settings, size: GridSize) -> Sweep:
-        """Of one task, from its settings."""
+        """Return the runs of one task with these settings."""
 
     @abstractmethod
     def draw(self, rows: Rows) -> Picture:
-        """The picture of the rows."""
+        """Draw the rows."""
 
     @abstractmethod
     def claims(self, rows: Rows) -> list[Claim]:
-        """What the rows say of claims."""
+        """Evaluate the claims on the rows."""
+
+    def table(self, rows: Rows) -> FigureTable | None:
+        """Return the numbers as a table, if the figure has one."""
+        return None
 
     def make(
         self,
@@ -169,199 +127,239 @@ class Figure(ABC):
         folder: Path,
         *,
         jobs: int | None,
-        progress: sweep.Progress,
+        progress: Progress,
     ) -> Rows:
-        """Makes the runs that the folder does not have yet, and writes all rows there.
+        """Make the runs that are missing in the folder, and write all rows there.
 
         Args:
-          settings: of its tasks.
-          jobs: how many runs at a time; one where they measure time, and would be in each other's way.
+          settings: of the tasks.
+          jobs: runs in parallel. Runs over a network measure time: they use one job.
         """
-        alone = self.engine == "network"
-        grid = self.sweep(settings, size)
         table = sweep.run(
-            grid, folder, jobs=1 if alone else jobs, progress=progress, engine=self.engine
+            self.sweep(settings, size),
+            folder,
+            jobs=1 if self.engine == "network" else jobs,
+            progress=progress,
+            engine=self.engine,
         )
-        rows: list[Row] = table.to_pylist()
+        rows: Rows = table.to_pylist()
         return rows
 
     def made_of(self, settings: Sequence[Settings], size: GridSize, on: str) -> str:
-        """How many runs, on which data, by which methods."""
-        grid = self.sweep(settings, size)
-        seeds = len({cell.seed for cell in grid.cells})
-        methods = dict.fromkeys(cell.method for cell in grid.cells)
-        quick = ", a small grid for a first look" if size.quick else ""
-        runs = (
-            f"{'one run' if seeds == 1 else f'mean of {seeds} runs'} of each setting{quick}"
-        )
-        return f"{runs}, on {on}, {'method' if len(methods) == 1 else 'methods'} {', '.join(methods)}"
-
-    def table(self, rows: Rows) -> FigureTable | None:
-        """The numbers, where a picture is not enough."""
-        return None
+        """Describe the number of runs, the data and the methods."""
+        cells = self.sweep(settings, size).cells
+        methods = list(dict.fromkeys(cell.method for cell in cells))
+        small = ", a small grid" if size.quick else ""
+        plural = "s" if len(methods) > 1 else ""
+        runs = runs_text(len({cell.seed for cell in cells}))
+        return f"{runs} of each setting{small}, on {on}, method{plural} {listed(methods)}"
 
     def claim(self, text: str, measured: str, holds: bool, quote: str = "") -> Claim:
-        """About the one task that the figure has."""
+        """Return a claim about the only task of the figure."""
         return Claim(f"{self.title}: {text}", measured, holds, quote)
 
     def settings(self, data_dir: str | None) -> list[Settings]:
-        """Of each task, by the paper's method where none is given; accuracy is looked at once, at the end."""
-        of_tasks = [Settings(**Settings.from_toml(tasks.path(task))) for task in self.tasks]
+        """Return the settings of each task, with the paper's method and one evaluation."""
+        common = {"method": "paper", "data_dir": data_dir, "evaluations": 1}
         return [
-            replace(each, method="paper", data_dir=data_dir, evaluations=1)
-            for each in of_tasks
+            Settings(**{**Settings.from_toml(tasks.path(task)), **common})
+            for task in self.tasks
         ]
 
     def sweep(self, settings: Sequence[Settings], size: GridSize) -> Sweep:
-        """All its runs, from the settings of its tasks."""
+        """Return all runs of tasks with these settings."""
         return joined(*(self.runs(each, size) for each in settings))
+
+    @property
+    def whole_shards(self) -> bool:
+        """Whether a local update uses the whole shard. Then it takes longer in Case 3."""
+        return self.settings(None)[0].batch_size == "full"
 
 
 def joined(*sweeps: Sweep) -> Sweep:
-    """Several sweeps as one, whose results have a column for whatever varies in any of them or between them."""
-    if len(sweeps) == 1:
-        return sweeps[0]
-    varied = dict.fromkeys(name for sweep in sweeps for name in sweep.varied)
+    """Join sweeps; the results have a column for each setting that differs anywhere."""
+    first = sweeps[0]
     between = [
         name
-        for name in vars(sweeps[0].base)
+        for name in vars(first.base)
         if len({getattr(sweep.base, name) for sweep in sweeps}) > 1
     ]
+    varied = dict.fromkeys([*between, *(name for each in sweeps for name in each.varied)])
     cells = tuple(cell for sweep in sweeps for cell in sweep.cells)
-    names = [*between, *(name for name in varied if name not in between)]
-    return Sweep(sweeps[0].base, tuple(names), cells, sweeps[0].each)
+    return replace(first, varied=tuple(varied), cells=cells)
 
 
-COLOURS = {1: BLUE, 2: VERMILION, 3: GREEN, 4: PURPLE}
-MARKERS = {1: "o", 2: "s", 3: "^", 4: "D"}
-LINES = {1: "-", 2: "--", 3: "-.", 4: ":"}
-BASELINE = GREY
-ACCURACY = "accuracy on test samples"
-LOSS = "loss on all training samples"
-TAU = "average τ*, weighted by updates"
+def where(rows: Rows, **values: Any) -> list[Row]:
+    """Return the rows with these values."""
+    return [row for row in rows if values.items() <= row.items()]
+
+
+def distinct(rows: Rows, name: str) -> list[Any]:
+    """Return the values of a column, each once, in the order of the rows."""
+    return list(dict.fromkeys(row[name] for row in rows if row[name] is not None))
+
+
+def grouped(rows: Rows, name: Callable[[Row], str]) -> dict[str, list[Row]]:
+    """Return the rows by name, in the order of the rows."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(name(row), []).append(row)
+    return groups
+
+
+def mean(rows: Rows, name: str) -> float:
+    """Return the mean of a column without its missing values; NaN if there are none."""
+    values = [row[name] for row in rows if row[name] is not None]
+    return float(np.mean(values)) if values else float("nan")
+
+
+def means(rows: Rows, over: str, values: Iterable[Any], name: str) -> list[float]:
+    """Return the mean of a column for each value of another column."""
+    return [mean(where(rows, **{over: value}), name) for value in values]
+
+
+def by_fixed_tau(rows: Rows, case: int, name: str) -> dict[str, float]:
+    """Return the mean of a column for each fixed τ, if finite."""
+    paper = where(rows, method="paper", case=case)
+    taus = [tau for tau in distinct(paper, "tau") if tau != "adaptive"]
+    values = zip(taus, means(paper, "tau", taus, name), strict=True)
+    return {tau: value for tau, value in values if np.isfinite(value)}
+
+
+class CaseLosses:
+    """Losses of one task in one case: of fixed τ, of the paper's method, and of frugal.
+
+    Args:
+      name: the column. An accuracy counts as a negative loss.
+    """
+
+    def __init__(self, rows: Rows, case: int, name: str = "loss") -> None:
+        sign = -1 if name == "accuracy" else 1
+        fixed = by_fixed_tau(rows, case, name)
+        losses = {tau: sign * value for tau, value in fixed.items()}
+        adaptive = where(rows, case=case, tau="adaptive")
+        self.case = case
+        self.best_tau = min(losses, key=losses.__getitem__)
+        self.best = losses[self.best_tau]
+        self.worst = max(losses.values())
+        self.paper = sign * mean(where(adaptive, method="paper"), name)
+        self.frugal = sign * mean(where(adaptive, method="frugal"), name)
+
+    def regret(self, loss: float) -> float:
+        """Return the regret: 0 equals the best fixed τ, 1 equals the worst."""
+        spread = self.worst - self.best
+        return (loss - self.best) / spread if spread > 0 else 0.0
+
+
+def listed(values: Iterable[Any], form: str = "") -> str:
+    """Join formatted values by commas.
+
+    >>> listed([1, 0.5], ".2f")
+    '1.00, 0.50'
+    """
+    return ", ".join(f"{value:{form}}" for value in values)
+
+
+def in_cases(values: Iterable[Any], form: str = "") -> str:
+    """Format one value per case.
+
+    >>> in_cases([1, 2, 3, 4])
+    '1, 2, 3, 4 in Cases 1-4'
+    """
+    return f"{listed(values, form)} in Cases 1-4"
+
+
+def per_case(values: Mapping[int, Any], form: str = "") -> str:
+    """Format values of some cases.
+
+    >>> per_case({2: 0.5, 4: 1}, ".1f")
+    '0.5 in Case 2, 1.0 in Case 4'
+    """
+    return ", ".join(f"{value:{form}} in Case {case}" for case, value in values.items())
+
+
+def runs_text(runs: int) -> str:
+    return "one run" if runs == 1 else f"mean of {runs} runs"
 
 
 def picture(width: float, height: float) -> Picture:
+    """Return an empty picture of this size in inches."""
     return Picture(figsize=(width, height), layout="constrained", dpi=120)
 
 
-def panels(titles: Sequence[str], columns: int = 4) -> tuple[Picture, list[Axes]]:
-    """A picture with a small panel for each title, in lines."""
-    columns = min(columns, len(titles))
-    lines = -(-len(titles) // columns)
+def draw_tasks(
+    by_task: Mapping[str, Rows], panel: Callable[[Axes, Rows], None], columns: int = 4
+) -> Picture:
+    """Draw a panel for each task."""
+    columns = min(columns, len(by_task))
+    lines = -(-len(by_task) // columns)
     drawn = picture(3.3 * columns + 0.6, 3.1 * lines + 0.4)
-    axes = list(drawn.subplots(lines, columns, squeeze=False).ravel())
-    for axis, title in zip(axes, titles, strict=False):
-        axis.set_title(title, fontsize="medium")
-    for axis in axes[len(titles) :]:
+    axes = drawn.subplots(lines, columns, squeeze=False).ravel()
+    for axis in axes[len(by_task) :]:
         axis.remove()
-    return drawn, axes[: len(titles)]
+    for axis, (task, rows) in zip(axes, by_task.items(), strict=False):
+        axis.set_title(task, fontsize="medium")
+        panel(axis, rows)
+    return drawn
+
+
+def draw_cases(
+    axes: Iterable[Iterable[Axes]],
+    x_label: str,
+    y_labels: Mapping[str, str],
+    lines: CaseLines,
+    *,
+    markers: bool = True,
+) -> None:
+    """Draw a panel for each column of results and each case, with two lines each.
+
+    Args:
+      axes: of each column of results, the axes of the cases.
+      y_labels: of each column of results.
+      lines: two lines per panel; the first is the baseline.
+    """
+    width = 1.5 if markers else 1
+    for line, (name, y_label) in zip(axes, y_labels.items(), strict=True):
+        top = name == next(iter(y_labels))
+        for axis, case in zip(line, CASES, strict=True):
+            styles = (("x", "--", BASELINE), (MARKERS[case], "-", COLOURS[case]))
+            pair = zip(lines(case, name).items(), styles, strict=True)
+            for (label, points), (marker, dash, colour) in pair:
+                (drawn,) = axis.plot(
+                    *points, dash, color=colour, label=label, linewidth=width
+                )
+                if markers:
+                    drawn.set(marker=marker, markersize=4)
+            finish(axis, x_label, y_label if case == 1 else "", legend=top)
+            if top:
+                axis.set_title(f"Case {case}", fontsize="medium")
 
 
 def case_line(
     axis: Axes, case: int, x: Sequence[float], y: Sequence[float], *, markers: bool = True
 ) -> None:
-    axis.plot(
-        x,
-        y,
-        color=COLOURS[case],
-        linestyle=LINES[case],
-        marker=MARKERS[case] if markers else None,
-        markersize=4,
-        label=f"Case {case}",
-    )
+    """Draw a line in the style of its case."""
+    style = case_style(case)
+    if not markers:
+        style["marker"] = None
+    axis.plot(x, y, linestyle=LINES[case], label=f"Case {case}", **style)
+
+
+def case_style(case: int) -> dict[str, Any]:
+    return {"color": COLOURS[case], "marker": MARKERS[case], "markersize": 4}
 
 
 def log_scale(axis: Axes, ticks: Sequence[float]) -> None:
-    """A logarithmic axis with these numbers on it, written as numbers."""
+    """Make the x axis logarithmic, with these ticks."""
     axis.set_xscale("log")
     axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     axis.set_xticks([], minor=True)
 
 
 def finish(axis: Axes, x: str, y: str, *, legend: bool = False) -> None:
+    """Add labels, grid and legend."""
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.grid(alpha=0.25)
     if legend:
         axis.legend(fontsize="small")
-
-
-# Loss and accuracy values
-CLOSE = "We see that the proposed approach performs close to the optimal point for all cases and all models"
-CLOSE_ACCURACY = (
-    "Our proposed solution (represented by a single marker for each case) gives an average τ and loss/accuracy that is "
-    "close to the optimum in all cases."
-)
-DIFFERENT = (
-    "We also see that the (empirically) optimal value of τ is different for different cases and models, so a fixed "
-    "value of τ does not work well for all cases."
-)
-DISTRIBUTED = (
-    "In some cases, the distributed approach can perform better than the centralized approach, because for a given "
-    "amount of time budget, federated learning is able to make use of the computation resource at multiple nodes."
-)
-CASE_3 = (
-    "For DGD approaches, Case 3 does not perform as well as Case 1, because the amount of data at each node in Case 3 "
-    "is larger than that in Case 1"
-)
-
-# Number of nodes
-NODES = "Our proposed approach performs better than or similar to the fixed τ=10 baseline in all cases"
-
-# Time of an aggregation
-LARGER_TAU = (
-    "We can see that as one would intuitively expect, a larger global aggregation time generally results in a larger "
-    "τ* for the proposed algorithm"
-)
-SLIGHTLY_DECREASES = (
-    "The fact that τ* slightly decreases when the adjustment factor is large is because in this case, the global "
-    "aggregation time is so large that only a few rounds of global aggregation can be performed before reaching the "
-    "resource budget"
-)
-BETTER = "Comparing to the fixed τ=10 baseline, the proposed algorithm performs better in (almost) all cases."
-
-# Budget
-DECREASES = (
-    "We see that except for Case 3 where all nodes have the same dataset, the value of τ* of the proposed algorithm "
-    "decreases with the total time budget."
-)
-BUDGET = "We also see that the proposed algorithm performs better than or similar to the fixed τ=10 baseline in all cases."
-
-# A single run
-STABLE = (
-    "We see that the value of τ* remains stable after an initial adaptation period, showing that the control "
-    "algorithm is stable."
-)
-END = "The value of τ* decreases at the end due to adjustment caused by the system reaching the resource budget"
-DELTA = (
-    "As expected, the gradient deviation δ is larger for Cases 2 and 4 where the data samples at different nodes are "
-    "non-uniform."
-)
-RHO_AND_BETA = (
-    "The same is observed for ρ and β, indicating that the model parameter w is in a less smooth region for Cases 2 "
-    "and 4."
-)
-ZERO = "Thus, the estimated ρ and β values are zero by definition"
-LARGER_C = (
-    "Case 3 of SVM (DGD) has a much larger value of c because it processes more data than in other cases and thus "
-    "takes more time, as explained before."
-)
-FLUCTUATES = "The value of b exhibits fluctuations because of the randomness of the wireless channel."
-
-# Control parameter φ
-ORDER = "We see that the relationship among τ* in different cases is mostly maintained with different values of φ."
-LINEAR = "The value of τ* decreases approximately linearly with log φ"
-SAME = "For Case 3, τ* remains the same with different φ"
-SMALL_CHANGES = "We also see that small changes of φ does not change τ* much"
-
-# Asynchronous descent
-MUCH_WORSE = (
-    "We see that the performance of asynchronous gradient descent is much worse than synchronous gradient descent for "
-    "non-uniform data distribution in Cases 2 and 4, with slower convergence, sudden changes (indicating instability "
-    "of the training process), and convergence to higher loss and lower accuracy values."
-)
-SIMILAR = (
-    "With uniform data distribution (Cases 1 and 3), asynchronous gradient descent performs similar as or slightly "
-    "better than synchronous gradient descent"
-)

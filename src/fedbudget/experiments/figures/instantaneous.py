@@ -1,19 +1,19 @@
-"""How a single run of 30 seconds goes, round by round, in Cases 1-4: simulated, or for real with the simulation beside.
+"""A single run of 30 seconds, round by round, in Cases 1-4.
 
-For real it is the paper's prototype in small: five node processes that talk to an aggregator over this machine's
-network, with steps and messages that take about as long as its Raspberry Pis and its Wi-Fi took (see `PROTOTYPE`), and
-30 seconds of wall clock.
+With engine network, the run repeats the paper's prototype on one machine: five node
+processes connect to an aggregator for 30 seconds of wall clock. Local updates and messages
+are slowed down to the speed of Raspberry Pis and Wi-Fi (see `PROTOTYPE`). The simulation is
+shown next to it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from fedbudget.experiments.cells import PROTOTYPE
-from fedbudget.experiments.figures import figure
 from fedbudget.experiments.figures.figure import (
     CASES,
     Claim,
@@ -22,7 +22,10 @@ from fedbudget.experiments.figures.figure import (
     Rows,
     case_line,
     finish,
+    in_cases,
+    listed,
     mean,
+    per_case,
     picture,
     where,
 )
@@ -30,13 +33,13 @@ from fedbudget.experiments.sweep import Sweep
 from fedbudget.settings.settings import Settings
 
 STABLE = 0.5
-"""A deviation of τ* over its mean that is no more than this counts as stable."""
+"""Largest relative deviation of τ* that counts as stable."""
 
 MUCH_LONGER = 2.0
-"""A step that takes at least so many times as long takes much longer."""
+"""Smallest ratio of durations that counts as much longer."""
 
 FLUCTUATES = 0.1
-"""A deviation of b over its mean that is at least this is a fluctuation."""
+"""Smallest relative deviation of b that counts as a fluctuation."""
 
 _PANELS = {
     "loss": "loss of this round's samples",
@@ -51,15 +54,8 @@ _PANELS = {
 _SIDES = {"simulated": "simulation", "measured": "prototype"}
 
 
-@dataclass(frozen=True)
 class Instantaneous(Figure):
-    """The figure of one task.
-
-    Args:
-      slower: with whole shards, a step takes longer in Case 3 than in others.
-    """
-
-    slower: bool = False
+    """Single runs of one task, simulated or over a network."""
 
     def runs(self, base: Settings, size: GridSize) -> Sweep:
         base = replace(base, budget=("time=30s",), evaluations=50)
@@ -67,16 +63,15 @@ class Instantaneous(Figure):
         if self.engine != "network":
             return Sweep.of(base, grid, each="round")
         base = replace(base, nodes=len(PROTOTYPE.paces))
-        return replace(
-            Sweep.of(base, {"costs": list(_SIDES), **grid}, each="round"), testbed=PROTOTYPE
-        )
+        both = Sweep.of(base, {"costs": list(_SIDES), **grid}, each="round")
+        return replace(both, testbed=PROTOTYPE)
 
     def draw(self, rows: Rows) -> Picture:
         if self.engine == "network":
             return _side_by_side(rows)
         drawn = picture(13, 5.6)
         for axis, name in zip(drawn.subplots(2, 4).flat, _PANELS, strict=True):
-            _panel(axis, rows, name, legend=name == "loss")
+            _panel(axis, rows, name)
         return drawn
 
     def claims(self, rows: Rows) -> list[Claim]:
@@ -84,33 +79,40 @@ class Instantaneous(Figure):
             rows = where(rows, costs="measured")
         cases = {case: where(rows, case=case) for case in CASES}
         claims = [*self._tau(cases), *self._estimates(cases)]
-        if self.slower:
-            c = {case: mean(own, "c_time") for case, own in cases.items()}
+        if self.whole_shards:
+            c = _means(cases, "c_time")
             factor = c[3] / max(c[1], c[2], c[4])
             claims.append(
                 self.claim(
                     "a step takes much longer in Case 3",
-                    f"mean c {_listed(c, '.3g')} s in Cases 1-4: {factor:.1f} times as long as in any other; from "
-                    f"{MUCH_LONGER:g} on counts as much",
+                    f"mean c {listed(c.values(), '.3g')} s in Cases 1-4: {factor:.1f} "
+                    f"times as long as in any other; from {MUCH_LONGER:g} on counts as "
+                    "much",
                     factor >= MUCH_LONGER,
-                    figure.LARGER_C,
+                    "Case 3 of SVM (DGD) has a much larger value of c because it processes "
+                    "more data than in other cases and thus takes more time, as explained "
+                    "before.",
                 )
             )
-        b = {
-            case: _variation([row["b_time"] for row in own if row["tau"]])
-            for case, own in cases.items()
-        }
-        measured = f"deviation over mean {_listed(b, '.2f')} in Cases 1-4; from {FLUCTUATES} on counts as fluctuating"
+        varies = [
+            _variation([row["b_time"] for row in own if row["tau"]])
+            for own in cases.values()
+        ]
         claims.append(
             self.claim(
-                "b fluctuates", measured, min(b.values()) >= FLUCTUATES, figure.FLUCTUATES
+                "b fluctuates",
+                f"deviation over mean {in_cases(varies, '.2f')}; from {FLUCTUATES} on "
+                "counts as fluctuating",
+                min(varies) >= FLUCTUATES,
+                "The value of b exhibits fluctuations because of the randomness of the "
+                "wireless channel.",
             )
         )
         return claims
 
     def _tau(self, cases: Mapping[int, Rows]) -> list[Claim]:
         settled = {case: _settled(own) for case, own in cases.items()}
-        varies = {case: _variation(taus) for case, taus in settled.items()}
+        varies = [_variation(taus) for taus in settled.values()]
         middle = {
             case: float(np.median(taus)) if taus else 0.0 for case, taus in settled.items()
         }
@@ -118,43 +120,34 @@ class Instantaneous(Figure):
             case: [row["tau"] for row in own if row["tau"]][-1]
             for case, own in cases.items()
         }
-        ends = [f"{middle[case]:g} to {last[case]} in Case {case}" for case in CASES]
+        ends = {case: f"{middle[case]:g} to {last[case]}" for case in CASES}
         claims = [
             self.claim(
                 "τ* is stable after it has adapted",
-                f"deviation over mean, between a third and nine tenths of the time: {_listed(varies, '.2f')} in Cases "
-                f"1-4; up to {STABLE} counts as stable",
-                max(varies.values()) <= STABLE,
-                figure.STABLE,
+                "deviation over mean, between a third and nine tenths of the time: "
+                f"{in_cases(varies, '.2f')}; up to {STABLE} counts as stable",
+                max(varies) <= STABLE,
+                "We see that the value of τ* remains stable after an initial adaptation "
+                "period, showing that the control algorithm is stable.",
             ),
             self.claim(
                 "τ* falls at the end",
-                f"from its median to that of the last round: {', '.join(ends)}",
+                f"from its median to that of the last round: {per_case(ends)}",
                 all(last[case] < middle[case] for case in CASES),
-                figure.END,
+                "The value of τ* decreases at the end due to adjustment caused by the "
+                "system reaching the resource budget",
             ),
         ]
         if self.engine == "network":
-            measured = f"median {_listed(middle, 'g')} in Cases 1-4"
-            claims.insert(
-                0,
-                self.claim(
-                    "τ* is above 1 in Cases 1 and 2",
-                    measured,
-                    min(middle[1], middle[2]) > 1,
-                ),
+            measured = f"median {in_cases(middle.values(), 'g')}"
+            above = self.claim(
+                "τ* is above 1 in Cases 1 and 2", measured, min(middle[1], middle[2]) > 1
             )
+            claims.insert(0, above)
         return claims
 
     def _estimates(self, cases: Mapping[int, Rows]) -> list[Claim]:
-        means = {
-            name: {case: mean(own, name) for case, own in cases.items()}
-            for name in ("delta", "rho", "beta")
-        }
-        larger = {
-            name: min(each[2], each[4]) > max(each[1], each[3])
-            for name, each in means.items()
-        }
+        delta, rho, beta = (_means(cases, name) for name in ("delta", "rho", "beta"))
         slopes = [
             abs(row[name])
             for row in cases[3]
@@ -164,63 +157,66 @@ class Instantaneous(Figure):
         return [
             self.claim(
                 "δ̂ is larger in Cases 2 and 4",
-                f"mean δ̂ {_listed(means['delta'], '.3g')} in Cases 1-4",
-                larger["delta"],
-                figure.DELTA,
+                f"mean δ̂ {in_cases(delta.values(), '.3g')}",
+                _larger(delta),
+                "As expected, the gradient deviation δ is larger for Cases 2 and 4 where "
+                "the data samples at different nodes are non-uniform.",
             ),
             self.claim(
                 "ρ̂ and β̂ are larger in Cases 2 and 4",
-                f"mean ρ̂ {_listed(means['rho'], '.3g')} and mean β̂ {_listed(means['beta'], '.3g')} in Cases 1-4",
-                larger["rho"] and larger["beta"],
-                figure.RHO_AND_BETA,
+                f"mean ρ̂ {listed(rho.values(), '.3g')} and mean β̂ "
+                f"{in_cases(beta.values(), '.3g')}",
+                _larger(rho) and _larger(beta),
+                "The same is observed for ρ and β, indicating that the model parameter w "
+                "is in a less smooth region for Cases 2 and 4.",
             ),
             self.claim(
                 "in Case 3 ρ̂ and β̂ are zero",
                 f"largest of {len(slopes)} estimates: {max(slopes, default=0):g}",
                 bool(slopes) and max(slopes) == 0,
-                figure.ZERO,
+                "Thus, the estimated ρ and β values are zero by definition",
             ),
         ]
 
 
 def _side_by_side(rows: Rows) -> Picture:
-    """Each quantity twice, simulated on the left and measured on the right, with the same scale."""
+    """Draw each quantity twice on the same scale: simulated and measured."""
     drawn = picture(13, 10.4)
     axes = drawn.subplots(len(_PANELS) // 2, 4).reshape(len(_PANELS), 2)
-    for (left, right), name in zip(axes, _PANELS, strict=True):
-        right.sharey(left)
-        for axis, (costs, side) in zip((left, right), _SIDES.items(), strict=True):
-            _panel(axis, where(rows, costs=costs), name, legend=name == "loss")
+    for pair, name in zip(axes, _PANELS, strict=True):
+        pair[1].sharey(pair[0])
+        for axis, (costs, side) in zip(pair, _SIDES.items(), strict=True):
+            _panel(axis, where(rows, costs=costs), name)
             axis.set_title(side, fontsize="medium")
-        right.set_ylabel("")
+        pair[1].set_ylabel("")
     return drawn
 
 
-def _panel(axis: Axes, rows: Rows, name: str, *, legend: bool) -> None:
+def _panel(axis: Axes, rows: Rows, name: str) -> None:
     for case in CASES:
         known = [row for row in where(rows, case=case) if row[name] is not None]
         here = [row for row in known if name != "tau" or row["tau"]]
-        case_line(
-            axis,
-            case,
-            [row["spent_time"] for row in here],
-            [row[name] for row in here],
-            markers=False,
-        )
-    finish(axis, "time spent (s)", _PANELS[name], legend=legend)
+        x = [row["spent_time"] for row in here]
+        case_line(axis, case, x, [row[name] for row in here], markers=False)
+    finish(axis, "time spent (s)", _PANELS[name], legend=name == "loss")
 
 
 def _settled(rounds: Rows) -> list[float]:
-    """τ after it has adapted and before the end of the budget cuts it."""
+    """Return τ after its adaptation and before the end of the budget limits it."""
     end = max(row["spent_time"] for row in rounds)
     return [
         float(row["tau"]) for row in rounds if end / 3 <= row["spent_time"] <= 0.9 * end
     ]
 
 
-def _variation(values: list[float]) -> float:
+def _means(cases: Mapping[int, Rows], name: str) -> dict[int, float]:
+    return {case: mean(rows, name) for case, rows in cases.items()}
+
+
+def _larger(values: Mapping[int, float]) -> bool:
+    """Whether the values of Cases 2 and 4 are larger than those of Cases 1 and 3."""
+    return min(values[2], values[4]) > max(values[1], values[3])
+
+
+def _variation(values: Sequence[float]) -> float:
     return float(np.std(values) / np.mean(values)) if values else 0.0
-
-
-def _listed(values: Mapping[int, float], form: str) -> str:
-    return ", ".join(f"{value:{form}}" for value in values.values())

@@ -1,8 +1,9 @@
-"""Loss and accuracy at the end of the budget against fixed τ, in Cases 1-4, with adaptive τ and centralized descent.
+"""The paper's figures of means over runs.
 
-Adaptive τ against τ = 10 while something varies: the number of nodes, the time of an aggregation, or the budget.
-
-The average τ*, weighted by updates, against the control parameter φ.
+- `LossAgainstTau`: final loss and accuracy against fixed τ, with adaptive τ and centralized
+  descent.
+- `Varying`: adaptive τ against τ = 10 while one setting varies.
+- `Sensitivity`: the average τ* against the control parameter φ.
 """
 
 import math
@@ -14,33 +15,34 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
-from scipy.stats import spearmanr
+from scipy.stats import linregress, spearmanr
 
 from fedbudget.budget.budget import Budget
-from fedbudget.experiments.figures import figure
 from fedbudget.experiments.figures.figure import (
-    ACCURACY,
     BASELINE,
     CASES,
     COLOURS,
     FEW_TAUS,
-    LOSS,
-    MARKERS,
     TAU,
     TAUS,
     CaseLosses,
     Claim,
     Figure,
     GridSize,
+    Points,
     Rows,
     by_fixed_tau,
     case_line,
     distinct,
+    draw_cases,
     finish,
+    in_cases,
     joined,
+    listed,
     log_scale,
     mean,
     means,
+    per_case,
     picture,
     where,
 )
@@ -48,148 +50,155 @@ from fedbudget.experiments.sweep import Sweep
 from fedbudget.settings.settings import Settings
 
 NEAR = 0.05
-"""Of the way from the best to the worst fixed τ: as near to the best as this counts as near-optimal."""
+"""Largest regret that counts as near the best fixed τ."""
+
+FIXED = 10
+"""A good fixed τ in all cases, according to the paper."""
+
+SIMILAR = 0.05
+"""Largest relative excess of a loss that counts as similar."""
+
+ALMOST_ALL = 0.9
+"""Fraction of settings for the paper's "(almost) all" and "mostly"."""
+
+TREND = 0.8
+"""Smallest absolute rank correlation that counts as a trend."""
+
+_PHI = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+_FEW_PHI = (0.0025, 0.025, 0.25)
+_REFERENCE_PHI = 0.025  # the order of cases is compared with the one at this φ
+_LINEAR = 0.9  # smallest R² that counts as about linear
+_CONSTANT = 0.05  # largest range of τ*, relative to its mean, that counts as constant
+_MUCH = 0.5  # largest power of φ, between neighbouring φ, that counts as not much
 
 
 @dataclass(frozen=True)
 class LossAgainstTau(Figure):
-    """The figure of one model and dataset.
+    """Loss and accuracy of one model and dataset.
 
     Args:
-      taus, few: the fixed τ, and those for a first look.
-      slower: with whole shards, Case 3 has more to do in a step than Case 1, and so ends with a higher loss.
+      taus, few: fixed τ of the full and of the small grid.
     """
 
     taus: tuple[int, ...] = TAUS
     few: tuple[int, ...] = FEW_TAUS
-    slower: bool = False
 
     def runs(self, base: Settings, size: GridSize) -> Sweep:
         taus = ["adaptive", *size.choose(self.taus, self.few)]
-        federated = Sweep.of(
-            base, {"method": ["paper"], "case": CASES, "tau": taus, "seeds": size.runs}
-        )
+        seeds = size.runs
         return joined(
-            federated, Sweep.of(base, {"method": ["centralized"], "seeds": size.runs})
+            Sweep.of(
+                base, {"method": ["paper"], "case": CASES, "tau": taus, "seeds": seeds}
+            ),
+            Sweep.of(base, {"method": ["centralized"], "seeds": seeds}),
         )
 
     def draw(self, rows: Rows) -> Picture:
-        labels = {"loss": LOSS}
-        if any(row["accuracy"] is not None for row in rows):
-            labels["accuracy"] = ACCURACY
+        labels = {"loss": "loss on all training samples"}
+        if distinct(rows, "accuracy"):
+            labels["accuracy"] = "accuracy on test samples"
         drawn = picture(5.2 * len(labels), 4.2)
-        for axis, (name, label) in zip(
-            drawn.subplots(1, len(labels), squeeze=False)[0], labels.items(), strict=True
-        ):
-            _panel(axis, rows, name)
+        axes = drawn.subplots(1, len(labels), squeeze=False)[0]
+        for axis, (name, label) in zip(axes, labels.items(), strict=True):
+            _draw_taus(axis, rows, name)
             log_scale(axis, (1, 3, 10, 30, 100))
-            finish(
-                axis,
-                "τ (fixed), or average τ* weighted by updates (adaptive)",
-                label,
-                legend=name == "loss",
-            )
+            x_label = "τ (fixed), or average τ* weighted by updates (adaptive)"
+            finish(axis, x_label, label, legend=name == "loss")
         return drawn
 
     def claims(self, rows: Rows) -> list[Claim]:
-        cases = {case: CaseLosses(rows, case) for case in CASES}
-        losses = {case: cell.paper for case, cell in cases.items()}
-        best = [cell.best_tau for cell in cases.values()]
-        centralized = mean(where(rows, method="centralized"), "loss")
-        better = [str(case) for case, loss in losses.items() if loss < centralized]
+        cases = [CaseLosses(rows, case) for case in CASES]
         claims = [
             self._near(
-                "loss", [cell.regret(cell.paper) for cell in cases.values()], figure.CLOSE
-            ),
+                cases,
+                "loss",
+                "We see that the proposed approach performs close to the optimal point for "
+                "all cases and all models",
+            )
+        ]
+        if distinct(rows, "accuracy"):
+            accuracies = [CaseLosses(rows, case, "accuracy") for case in CASES]
+            claims.append(
+                self._near(
+                    accuracies,
+                    "accuracy",
+                    "Our proposed solution (represented by a single marker for each case) "
+                    "gives an average τ and loss/accuracy that is close to the optimum in "
+                    "all cases.",
+                )
+            )
+        best = [each.best_tau for each in cases]
+        claims.append(
             self.claim(
                 "the best fixed τ differs from case to case",
-                f"best τ {', '.join(best)} in Cases 1-4",
+                f"best τ {in_cases(best)}",
                 len(set(best)) > 1,
-                figure.DIFFERENT,
-            ),
+                "We also see that the (empirically) optimal value of τ is different for "
+                "different cases and models, so a fixed value of τ does not work well for "
+                "all cases.",
+            )
+        )
+        losses = {each.case: each.paper for each in cases}
+        centralized = mean(where(rows, method="centralized"), "loss")
+        better = [case for case, loss in losses.items() if loss < centralized]
+        plural = "s" if len(better) > 1 else ""
+        lower = f"Case{plural} {listed(better)}" if better else "no case"
+        claims.append(
             self.claim(
                 "adaptive τ is better than centralized descent in some case",
-                f"loss {', '.join(f'{loss:.4f}' for loss in losses.values())} in Cases 1-4, {centralized:.4f} "
-                f"centralized; lower in {_cases(better)}",
+                f"loss {in_cases(losses.values(), '.4f')}, {centralized:.4f} centralized; "
+                f"lower in {lower}",
                 bool(better),
-                figure.DISTRIBUTED,
-            ),
-        ]
-        if any(row["accuracy"] is not None for row in rows):
-            regrets = [_accuracy_regret(rows, case) for case in CASES]
-            claims.insert(1, self._near("accuracy", regrets, figure.CLOSE_ACCURACY))
-        if self.slower:
-            worse = "Case 3 is worse than Case 1, because a step takes longer"
-            measured = f"loss {losses[3]:.4f} in Case 3, {losses[1]:.4f} in Case 1"
-            claims.append(self.claim(worse, measured, losses[3] > losses[1], figure.CASE_3))
+                "In some cases, the distributed approach can perform better than the "
+                "centralized approach, because for a given amount of time budget, "
+                "federated learning is able to make use of the computation resource at "
+                "multiple nodes.",
+            )
+        )
+        if self.whole_shards:
+            claims.append(
+                self.claim(
+                    "Case 3 is worse than Case 1, because a step takes longer",
+                    f"loss {losses[3]:.4f} in Case 3, {losses[1]:.4f} in Case 1",
+                    losses[3] > losses[1],
+                    "For DGD approaches, Case 3 does not perform as well as Case 1, "
+                    "because the amount of data at each node in Case 3 is larger than that "
+                    "in Case 1",
+                )
+            )
         return claims
 
-    def _near(self, what: str, regrets: Sequence[float], quote: str) -> Claim:
-        measured = f"regret {', '.join(f'{value:.3f}' for value in regrets)} in Cases 1-4; up to {NEAR} counts as near"
-        text = f"adaptive τ's {what} is near the best fixed τ's in all cases"
-        return self.claim(text, measured, max(regrets) <= NEAR, quote)
+    def _near(self, cases: Sequence[CaseLosses], what: str, quote: str) -> Claim:
+        regrets = [each.regret(each.paper) for each in cases]
+        return self.claim(
+            f"adaptive τ's {what} is near the best fixed τ's in all cases",
+            f"regret {in_cases(regrets, '.3f')}; up to {NEAR} counts as near",
+            max(regrets) <= NEAR,
+            quote,
+        )
 
 
-def _cases(numbers: Sequence[str]) -> str:
-    return (
-        f"{'Case' if len(numbers) == 1 else 'Cases'} {', '.join(numbers)}"
-        if numbers
-        else "no case"
-    )
-
-
-def _accuracy_regret(rows: Rows, case: int) -> float:
-    """As of losses: 0 for as good as the best fixed τ, 1 for as bad as the worst."""
-    fixed = by_fixed_tau(rows, case, "accuracy").values()
-    best = max(fixed)
-    worst = min(fixed)
-    own = mean(where(rows, method="paper", case=case, tau="adaptive"), "accuracy")
-    return (best - own) / (best - worst) if best > worst else 0.0
-
-
-def _panel(axis: Axes, rows: Rows, name: str) -> None:
+def _draw_taus(axis: Axes, rows: Rows, name: str) -> None:
     for case in CASES:
         fixed = by_fixed_tau(rows, case, name)
         case_line(axis, case, list(map(float, fixed)), list(fixed.values()))
         adaptive = where(rows, method="paper", case=case, tau="adaptive")
-        label = "adaptive τ, by case" if case == CASES[-1] else None
-        star: dict[str, Any] = {
-            "marker": "*",
-            "markersize": 15,
-            "markeredgecolor": "black",
-            "linestyle": "none",
-        }
         axis.plot(
             mean(adaptive, "update_weighted_tau"),
             mean(adaptive, name),
+            "*",
             color=COLOURS[case],
-            label=label,
-            **star,
+            markersize=15,
+            markeredgecolor="black",
+            label="adaptive τ, by case" if case == CASES[-1] else None,
         )
-    axis.axhline(
-        mean(where(rows, method="centralized"), name),
-        color=BASELINE,
-        linewidth=1,
-        label="centralized",
-    )
-
-
-FIXED = 10
-"""What the paper found to be a good fixed τ in all cases."""
-
-SIMILAR = 0.05
-"""A loss that is higher by no more than this share counts as similar."""
-
-ALMOST_ALL = 0.9
-"""Of all settings: what the paper's "(almost) all" and "mostly" are taken for."""
-
-TREND = 0.8
-"""A rank correlation of at least this counts as rising, and of at most its negative as falling."""
+    centralized = mean(where(rows, method="centralized"), name)
+    axis.axhline(centralized, color=BASELINE, linewidth=1, label="centralized")
 
 
 @dataclass(frozen=True)
 class Trend:
-    """How τ* changes with what varies: its sign, in which cases, as a claim, and in the paper's words."""
+    """A claim that τ* rises (sign 1) or falls (sign -1) with the setting in some cases."""
 
     sign: int
     cases: tuple[int, ...]
@@ -199,26 +208,27 @@ class Trend:
 
 @dataclass(frozen=True)
 class VariedSetting:
-    """What varies.
+    """A setting that varies.
 
     Args:
-      setting: its name among the settings.
+      setting: its name in the settings.
       label: of the axis, with its unit.
-      values, few: all values, and those for a first look.
-      number: a value as it is in the results, as a number.
+      values, few: values of the full and of the small grid.
+      quote: the paper's comparison of adaptive and fixed τ.
+      number: converts a value of the results to a number.
       log: whether the axis is logarithmic.
-      quote: of how adaptive τ compares to the fixed one.
-      better: the paper says "better in (almost) all cases" of it, and not "better than or similar to ... in all cases".
-      trend: how τ* changes, if the paper says so.
-      falls_at_last: the paper's words for a τ* that falls where the value is the largest, if it does.
+      better: the paper's claim is "better in (almost) all cases" instead of "better than or
+        similar to ... in all cases".
+      trend: the paper's claim about τ*, if any.
+      falls_at_last: the paper's words for a τ* that falls at the largest value, if any.
     """
 
     setting: str
     label: str
     values: Sequence[Any]
     few: Sequence[Any]
+    quote: str
     number: Callable[[Any], float] = float
-    quote: str = ""
     log: bool = True
     better: bool = False
     trend: Trend | None = None
@@ -226,8 +236,17 @@ class VariedSetting:
 
 
 def seconds(budget: str) -> float:
-    """A budget of time, as it is in the results, in seconds."""
-    return next(iter(Budget.parse((budget,)).limits.values()))
+    """Return a budget of time in seconds.
+
+    >>> seconds("time=2min")
+    120.0
+    """
+    return Budget.parse((budget,)).limits["time"]
+
+
+def budgets(*lengths: int) -> list[list[str]]:
+    """Return budgets of time for a grid, from seconds."""
+    return [[f"time={length}s"] for length in lengths]
 
 
 NODES = VariedSetting(
@@ -235,261 +254,217 @@ NODES = VariedSetting(
     "number of nodes",
     (5, 10, 20, 50, 100, 200, 500),
     (5, 50, 500),
-    quote=figure.NODES,
+    "Our proposed approach performs better than or similar to the fixed τ=10 baseline in "
+    "all cases",
 )
 AGGREGATION = VariedSetting(
     "aggregation_factor",
     "time of an aggregation, times that of the prototype",
     (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
     (0.1, 1.0, 10.0),
-    quote=figure.BETTER,
+    "Comparing to the fixed τ=10 baseline, the proposed algorithm performs better in "
+    "(almost) all cases.",
     better=True,
-    trend=Trend(1, CASES, "τ* grows with the time of an aggregation", figure.LARGER_TAU),
-    falls_at_last=figure.SLIGHTLY_DECREASES,
+    trend=Trend(
+        1,
+        CASES,
+        "τ* grows with the time of an aggregation",
+        "We can see that as one would intuitively expect, a larger global aggregation time "
+        "generally results in a larger τ* for the proposed algorithm",
+    ),
+    falls_at_last="The fact that τ* slightly decreases when the adjustment factor is large "
+    "is because in this case, the global aggregation time is so large that only a few "
+    "rounds of global aggregation can be performed before reaching the resource budget",
 )
 BUDGET = VariedSetting(
     "budget",
     "budget (s)",
-    [[f"time={seconds}s"] for seconds in (5, 10, 15, 20, 30, 45, 60)],
-    [[f"time={seconds}s"] for seconds in (5, 15, 45)],
+    budgets(5, 10, 15, 20, 30, 45, 60),
+    budgets(5, 15, 45),
+    "We also see that the proposed algorithm performs better than or similar to the fixed "
+    "τ=10 baseline in all cases.",
     number=seconds,
-    quote=figure.BUDGET,
     log=False,
     trend=Trend(
-        -1, (1, 2, 4), "τ* falls as the budget grows, except in Case 3", figure.DECREASES
+        -1,
+        (1, 2, 4),
+        "τ* falls as the budget grows, except in Case 3",
+        "We see that except for Case 3 where all nodes have the same dataset, the value of "
+        "τ* of the proposed algorithm decreases with the total time budget.",
     ),
 )
 
 
 @dataclass(frozen=True)
 class Varying(Figure):
-    """The figure of one task and of what varies in it."""
+    """Adaptive τ and τ = 10 in one task while one setting varies."""
 
     varied: VariedSetting
 
     def runs(self, base: Settings, size: GridSize) -> Sweep:
         values = size.choose(self.varied.values, self.varied.few)
-        taus = ["adaptive", FIXED]
-        return Sweep.of(
-            base,
-            {"case": CASES, self.varied.setting: values, "tau": taus, "seeds": size.runs},
-        )
+        grid = {"case": CASES, self.varied.setting: values, "tau": ["adaptive", FIXED]}
+        return Sweep.of(base, {**grid, "seeds": size.runs})
 
     def draw(self, rows: Rows) -> Picture:
-        varied, (values, x) = self.varied, self._values(rows)
+        x = list(map(self.varied.number, distinct(rows, self.varied.setting)))
         drawn = picture(13, 5.2)
         panels = drawn.subplot_mosaic("T1234;TABCD", width_ratios=[1.5, 1, 1, 1, 1])
-        for case, upper, lower in zip(CASES, "1234", "ABCD", strict=True):
-            here = where(rows, case=case)
-            adaptive = where(here, tau="adaptive")
-            case_line(
-                panels["T"],
-                case,
-                x,
-                means(adaptive, varied.setting, values, "update_weighted_tau"),
-            )
-            for name, axis in (("loss", panels[upper]), ("accuracy", panels[lower])):
-                fixed = means(where(here, tau=str(FIXED)), varied.setting, values, name)
-                axis.plot(
-                    x,
-                    fixed,
-                    color=BASELINE,
-                    linestyle="--",
-                    marker="x",
-                    markersize=4,
-                    label=f"τ = {FIXED}",
-                )
-                ours = means(adaptive, varied.setting, values, name)
-                axis.plot(
-                    x,
-                    ours,
-                    color=COLOURS[case],
-                    marker=MARKERS[case],
-                    markersize=4,
-                    label="adaptive τ",
-                )
-            panels[upper].set_title(f"Case {case}", fontsize="medium")
-        for name, axis in panels.items():
-            if varied.log:
-                log_scale(axis, x if name == "T" else x[::3])
-            label = {"T": TAU, "1": "loss", "A": "accuracy"}.get(name, "")
-            finish(
-                axis,
-                varied.label if name == "T" else varied.label.partition(",")[0],
-                label,
-                legend=name in "T1234",
-            )
+        for case in CASES:
+            case_line(panels["T"], case, x, self._taus(rows, case))
+        finish(panels["T"], self.varied.label, TAU, legend=True)
+
+        def lines(case: int, name: str) -> dict[str, Points]:
+            fixed = self._means(rows, name, case=case, tau=str(FIXED))
+            own = self._means(rows, name, case=case, tau="adaptive")
+            return {f"τ = {FIXED}": (x, fixed), "adaptive τ": (x, own)}
+
+        axes = [[panels[letter] for letter in line] for line in ("1234", "ABCD")]
+        x_label = self.varied.label.partition(",")[0]
+        draw_cases(axes, x_label, {"loss": "loss", "accuracy": "accuracy"}, lines)
+        if self.varied.log:
+            for letter, axis in panels.items():
+                log_scale(axis, x if letter == "T" else x[::3])
         return drawn
 
     def claims(self, rows: Rows) -> list[Claim]:
-        varied, (values, x) = self.varied, self._values(rows)
-        taus = {
-            case: means(
-                where(rows, case=case, tau="adaptive"),
-                varied.setting,
-                values,
-                "update_weighted_tau",
-            )
-            for case in CASES
-        }
+        varied = self.varied
+        values = distinct(rows, varied.setting)
+        taus = {case: self._taus(rows, case) for case in CASES}
         claims = [self._comparison(rows, values)]
         if (trend := varied.trend) is not None:
+            x = list(map(varied.number, values))
             trends = {case: rank_correlation(x, taus[case]) for case in trend.cases}
-            measured = ", ".join(
-                f"{value:+.2f} in Case {case}" for case, value in trends.items()
-            )
+            measured = f"rank correlation {per_case(trends, '+.2f')}"
             holds = all(trend.sign * value >= TREND for value in trends.values())
-            claims.append(
-                self.claim(trend.claim, f"rank correlation {measured}", holds, trend.quote)
-            )
+            claims.append(self.claim(trend.claim, measured, holds, trend.quote))
         if varied.falls_at_last:
-            ends = [
-                f"{max(each[:-1]):.1f} to {each[-1]:.1f} in Case {case}"
-                for case, each in taus.items()
-            ]
-            measured = (
-                f"τ* from its largest before to that at {values[-1]}: {', '.join(ends)}"
-            )
-            falls = all(each[-1] < max(each[:-1]) for each in taus.values())
+            ends = {case: (max(each[:-1]), each[-1]) for case, each in taus.items()}
+            texts = {case: f"{top:.1f} to {end:.1f}" for case, (top, end) in ends.items()}
             claims.append(
                 self.claim(
                     "τ* is smaller again at the largest factor",
-                    measured,
-                    falls,
+                    f"τ* from its largest before to that at {values[-1]}: "
+                    f"{per_case(texts)}",
+                    all(end < top for top, end in ends.values()),
                     varied.falls_at_last,
                 )
             )
         return claims
 
     def _comparison(self, rows: Rows, values: Sequence[Any]) -> Claim:
-        """Adaptive τ's loss against the fixed one's, in every setting."""
-        varied = self.varied
+        """Compare the loss of adaptive and fixed τ in every setting."""
         excess = {}
         for case, value in product(CASES, values):
-            here = where(rows, case=case, **{varied.setting: value})
-            excess[case, value] = (
-                mean(where(here, tau="adaptive"), "loss")
-                / mean(where(here, tau=str(FIXED)), "loss")
-                - 1
-            )
+            here = where(rows, case=case, **{self.varied.setting: value})
+            own, fixed = means(here, "tau", ("adaptive", str(FIXED)), "loss")
+            excess[case, value] = own / fixed - 1
         (case, value), worst = max(excess.items(), key=lambda item: item[1])
+        at_worst = f"at worst {worst:+.1%}, in Case {case} at {value}"
         better = sum(share < 0 for share in excess.values())
+        lower = f"loss lower in {better} of {len(excess)} settings"
+        if self.varied.better:
+            return self.claim(
+                f"better than τ = {FIXED} in almost all settings",
+                f"{lower}; {at_worst}",
+                better >= ALMOST_ALL * len(excess),
+                self.varied.quote,
+            )
         similar = sum(share <= SIMILAR for share in excess.values())
-        measured = f"loss lower in {better} of {len(excess)} settings"
-        if not varied.better:
-            measured += f", and at most {SIMILAR:.0%} higher in {similar}"
-        measured += f"; at worst {worst:+.1%}, in Case {case} at {value}"
-        if varied.better:
-            text = f"better than τ = {FIXED} in almost all settings"
-            holds = better >= ALMOST_ALL * len(excess)
-        else:
-            text = f"better than or similar to τ = {FIXED} in all settings"
-            holds = similar == len(excess)
-        return self.claim(text, measured, holds, varied.quote)
+        return self.claim(
+            f"better than or similar to τ = {FIXED} in all settings",
+            f"{lower}, and at most {SIMILAR:.0%} higher in {similar}; {at_worst}",
+            similar == len(excess),
+            self.varied.quote,
+        )
 
-    def _values(self, rows: Rows) -> tuple[list[Any], list[float]]:
-        """What varies, as it is in the rows, and as numbers."""
-        values = distinct(rows, self.varied.setting)
-        return values, [self.varied.number(value) for value in values]
+    def _taus(self, rows: Rows, case: int) -> list[float]:
+        return self._means(rows, "update_weighted_tau", case=case, tau="adaptive")
+
+    def _means(self, rows: Rows, name: str, **values: Any) -> list[float]:
+        """Return the means of a column over rows with these values, for each setting."""
+        setting = self.varied.setting
+        return means(where(rows, **values), setting, distinct(rows, setting), name)
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Spearman's: 1 where y only rises with x, -1 where it only falls, 0 where it stays the same."""
+    """Return Spearman's rank correlation; 0 if all y are equal."""
     return 0.0 if len(set(y)) == 1 else float(spearmanr(x, y).statistic)
 
 
-_PHI = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
-_FEW = (0.0025, 0.025, 0.25)
-_LINEAR = 0.9  # the share of τ*'s variance that a line explains, from which on it counts as about linear
-_CONSTANT = 0.05  # the share of its mean by which τ* may vary and still count as constant
-_OF_PAPER = 0.025  # the φ whose order of cases the others are compared with
-_MUCH = 0.5  # a τ* that changes less than as the root of φ, between two φ next to each other, does not change much
-
-
 class Sensitivity(Figure):
+    """The average τ* of one task against φ."""
+
     def runs(self, base: Settings, size: GridSize) -> Sweep:
-        return Sweep.of(
-            base, {"case": CASES, "phi": size.choose(_PHI, _FEW), "seeds": size.runs}
-        )
+        phis = size.choose(_PHI, _FEW_PHI)
+        return Sweep.of(base, {"case": CASES, "phi": phis, "seeds": size.runs})
 
     def draw(self, rows: Rows) -> Picture:
         drawn = picture(5.6, 4.2)
         axis = drawn.subplots()
-        for case in CASES:
-            case_line(axis, case, distinct(rows, "phi"), _taus(rows, case))
+        for case, taus in _taus(rows).items():
+            case_line(axis, case, distinct(rows, "phi"), taus)
         axis.set_xscale("log")
         finish(axis, "φ", TAU, legend=True)
         return drawn
 
     def claims(self, rows: Rows) -> list[Claim]:
+        taus = _taus(rows)
         logs = [math.log(phi) for phi in distinct(rows, "phi")]
-        fits = {case: _line(logs, _taus(rows, case)) for case in CASES if case != 3}
-        measured = [
-            f"slope {slope:.1f}, R² {share:.2f} in Case {case}"
-            for case, (slope, share) in fits.items()
+        fits = {case: linregress(logs, taus[case]) for case in CASES if case != 3}
+        texts = {
+            case: f"slope {fit.slope:.1f}, R² {fit.rvalue**2:.2f}"
+            for case, fit in fits.items()
+        }
+        low = min(taus[3])
+        high = max(taus[3])
+        steepest = [
+            float(np.abs(np.diff(np.log(each)) / np.diff(logs)).max())
+            for each in taus.values()
         ]
-        linear = all(slope < 0 and share >= _LINEAR for slope, share in fits.values())
-        same = _taus(rows, 3)
-        low = min(same)
-        high = max(same)
-        constant = (high - low) / float(np.mean(same)) <= _CONSTANT
         return [
-            self._order(rows),
+            self._order(rows, taus),
             self.claim(
                 "τ* falls about linearly in log φ in Cases 1, 2 and 4",
-                ", ".join(measured),
-                linear,
-                figure.LINEAR,
+                per_case(texts),
+                all(fit.slope < 0 and fit.rvalue**2 >= _LINEAR for fit in fits.values()),
+                "The value of τ* decreases approximately linearly with log φ",
             ),
             self.claim(
                 "in Case 3 τ* does not depend on φ",
                 f"τ* between {low:.1f} and {high:.1f}",
-                constant,
-                figure.SAME,
+                (high - low) / float(np.mean(taus[3])) <= _CONSTANT,
+                "For Case 3, τ* remains the same with different φ",
             ),
-            self._steepness(rows, logs),
+            self.claim(
+                "small changes of φ do not change τ* much",
+                "between two φ next to each other τ* changes at most as φ to the power "
+                f"{in_cases(steepest, '.2f')}; up to {_MUCH} counts as not much",
+                max(steepest) <= _MUCH,
+                "We also see that small changes of φ does not change τ* much",
+            ),
         ]
 
-    def _order(self, rows: Rows) -> Claim:
-        phis = distinct(rows, "phi")
-        taus = {case: _taus(rows, case) for case in CASES}
-        reference = phis.index(_OF_PAPER)
-        kept = [
-            np.sign(taus[one][at] - taus[other][at])
-            == np.sign(taus[one][reference] - taus[other][reference])
-            for one, other in combinations(CASES, 2)
-            for at in range(len(phis))
-            if at != reference
-        ]
+    def _order(self, rows: Rows, taus: dict[int, list[float]]) -> Claim:
+        reference = distinct(rows, "phi").index(_REFERENCE_PHI)
+        kept = []
+        for one, other in combinations(CASES, 2):
+            signs = np.sign(np.subtract(taus[one], taus[other]))
+            kept += np.delete(signs == signs[reference], reference).tolist()
         return self.claim(
             "the order of τ* in Cases 1-4 is mostly the same for every φ",
-            f"{sum(kept)} of {len(kept)} pairs of cases are in the order that they have with φ = {_OF_PAPER}",
+            f"{sum(kept)} of {len(kept)} pairs of cases are in the order that they have "
+            f"with φ = {_REFERENCE_PHI}",
             sum(kept) >= ALMOST_ALL * len(kept),
-            figure.ORDER,
-        )
-
-    def _steepness(self, rows: Rows, logs: Sequence[float]) -> Claim:
-        steepest = {
-            case: float(np.abs(np.diff(np.log(_taus(rows, case))) / np.diff(logs)).max())
-            for case in CASES
-        }
-        measured = ", ".join(f"{value:.2f}" for value in steepest.values())
-        return self.claim(
-            "small changes of φ do not change τ* much",
-            f"between two φ next to each other τ* changes at most as φ to the power {measured} in Cases 1-4; up to "
-            f"{_MUCH} counts as not much",
-            max(steepest.values()) <= _MUCH,
-            figure.SMALL_CHANGES,
+            "We see that the relationship among τ* in different cases is mostly maintained "
+            "with different values of φ.",
         )
 
 
-def _taus(rows: Rows, case: int) -> list[float]:
-    return means(
-        where(rows, case=case), "phi", distinct(rows, "phi"), "update_weighted_tau"
-    )
-
-
-def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """The slope of the best line, and the share of the variance of y that it explains."""
-    slope, _ = np.polyfit(x, y, 1)
-    return float(slope), float(np.corrcoef(x, y)[0, 1] ** 2)
+def _taus(rows: Rows) -> dict[int, list[float]]:
+    """Return the average τ* for each φ, by case."""
+    phis = distinct(rows, "phi")
+    return {
+        case: means(where(rows, case=case), "phi", phis, "update_weighted_tau")
+        for case in CASES
+    }
