@@ -2,6 +2,7 @@
 from fedbudget.budget.budget import Budget as Budget
 from fedbudget.budget.control import (
     AdaptiveTau as AdaptiveTau,
+    BalancedTau as BalancedTau,
     ControlInputs as ControlInputs,
     Controller as Controller,
     Decision as Decision,
@@ -25,13 +26,24 @@ from fedbudget.forecasts.forecast import (
 from fedbudget.models.own import FunctionModel as FunctionModel
 from fedbudget.api import join as join, serve as serve, train as train
 from fedbudget.protocol.combine import (
+    CappingRule as CappingRule,
+    ClippedMean as ClippedMean,
     CombineRule as CombineRule,
+    CoordinateMedian as CoordinateMedian,
+    TrimmedMean as TrimmedMean,
     WeightedMean as WeightedMean,
 )
+from fedbudget.protocol.messages import Report as Report
 from fedbudget.protocol.update import (
+    Accelerate as Accelerate,
     Average as Average,
     FedAdam as FedAdam,
     FedYogi as FedYogi,
+    KMeansSplit as KMeansSplit,
+    KMeansSplitState as KMeansSplitState,
+    Motion as Motion,
+    MovingRule as MovingRule,
+    RestartingRule as RestartingRule,
     ServerMomentum as ServerMomentum,
     UpdateRule as UpdateRule,
 )
@@ -39,8 +51,11 @@ from fedbudget.runs.record import RoundRecord as RoundRecord
 from fedbudget.settings.settings import Settings as Settings
 from fedbudget.budget.step_size import (
     AutoStep as AutoStep,
+    AutoStepState as AutoStepState,
     FallingStep as FallingStep,
     FixedStep as FixedStep,
+    SearchedStep as SearchedStep,
+    SearchedStepState as SearchedStepState,
     StepSize as StepSize,
     StepSizeInputs as StepSizeInputs,
     StepSizeState as StepSizeState,

@@ -95,7 +95,15 @@ class Controller(Protocol):
         """Return the decision before the first round."""
 
     def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
-        """Return the decision for the coming round. The budget may still change its τ."""
+        """Choose τ of the coming round.
+
+        Args:
+          previous: decision for the last round, after changes by the budget.
+          inputs: measurements so far.
+
+        Returns:
+          the decision. The budget may still change its τ.
+        """
 
 
 @dataclass(frozen=True)
@@ -183,7 +191,7 @@ class AdaptiveTau:
 
 @dataclass(frozen=True)
 class BalancedTau:
-    """τ from the cost of an aggregation.
+    """τ from the cost of an aggregation: the default method's controller.
 
     Suppose that τ updates in a row are worth τ / (1 + τ/τ_d) single updates. The budget
     then buys most at

@@ -94,10 +94,26 @@ class StepSize(Protocol):
         """Return the state for the first round."""
 
     def next(self, state: Any, inputs: StepSizeInputs) -> StepSizeState:
-        """Return the state for the coming round, from the previous state."""
+        """Choose η of the coming round.
+
+        Args:
+          state: the previous state.
+          inputs: measurements of the last round.
+
+        Returns:
+          the next state.
+        """
 
     def recover(self, state: Any, inputs: StepSizeInputs) -> StepSizeState:
-        """Return the state for the coming round, after the run returned to w^f."""
+        """Choose η of the coming round, after the run returned to w^f.
+
+        Args:
+          state: the previous state.
+          inputs: measurements of the last round.
+
+        Returns:
+          the next state.
+        """
 
 
 @dataclass(frozen=True)
@@ -242,7 +258,8 @@ class SearchedStepState(AutoStepState):
 
 @dataclass(frozen=True)
 class SearchedStep:
-    """η from a search in the first round, then from the smoothness that nodes measure.
+    """η from a search in the first round, then from the smoothness that nodes measure: the
+    default method's step size.
 
     In the first round every node searches for the smoothness of its own loss
     (protocol/estimates.py) and makes its updates with its own η_i. Then η = 1 / mean_i
@@ -268,6 +285,16 @@ class SearchedStep:
       too large η.
 
     There is no proof that the searched η is optimal.
+
+    Args:
+      start: nominal η of the first round. Nodes use their own η_i, and scale their reports
+        to this η.
+      growth: the next η is at most `growth` times the last.
+      fall: last share of the budget, over which η falls.
+
+    >>> rule = SearchedStep()
+    >>> rule.next(rule.first(), StepSizeInputs(beta=20.0, mean_beta=5.0, spent=0.1)).eta
+    0.2
     """
 
     adapts: ClassVar[bool] = True

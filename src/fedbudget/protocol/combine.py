@@ -52,12 +52,15 @@ class CombineRule(Protocol):
         Ray."""
 
     def combine(self, w: Float32, sizes: Int64, nodes: Int64) -> Float32:
-        """Return the combined w, [parameters].
+        """Combine the w_i of a round.
 
         Args:
           w: w_i(t) of at least one node; all values are finite, [n, parameters].
           sizes: D_i, [n].
           nodes: numbers of the nodes, ascending, [n].
+
+        Returns:
+          the combined w, [parameters].
         """
 
 
@@ -66,16 +69,22 @@ class CappingRule(CombineRule, Protocol):
 
     @property
     def averages(self) -> bool:
-        """Whether `combine` is the weighted mean. If so, drift can be corrected."""
+        """Whether `combine` is the weighted mean.
+
+        If so, sums replace the call of `combine`, and drift can be corrected.
+        """
 
     def capped(self, report: Report, start: Float32, counted: int) -> Report:
-        """Return the report with outliers limited; the same object if there are none.
+        """Limit outliers in the report of a round.
 
         Args:
           report: the report of all nodes.
           start: w from which local updates started, [parameters].
           counted: number of parameters; the numbers after them in w are running
             statistics.
+
+        Returns:
+          the report with outliers limited; the same object if there are none.
         """
 
 
@@ -92,16 +101,28 @@ class WeightedMean:
 
 @dataclass(frozen=True)
 class ClippedMean:
-    """Weighted mean of updates, with updates far longer than the median shortened.
+    """Weighted mean of updates, with updates far longer than the median shortened: the
+    default of `fedbudget.serve`.
 
-    An update that is r times as long as the median gets the median length divided by r:
-    the more it deviates, the less it counts, as in redescending estimators. At the median
-    length itself, one opposing node of three would undo half of the others' progress in
-    every round. If no update is too long, the result is the weighted mean to the bit, and
-    drift can be corrected.
+        Δ_i = w_i - w(t₀),  r_i = ‖Δ_i‖ / median_j ‖Δ_j‖
+        Δ_i ← Δ_i / r_i² if r_i > 6
+        w = w(t₀) + Σ D_i Δ_i / Σ D_i
+
+    An update that is r times as long as the median receives the median length divided by
+    r: the more it deviates, the less it counts, as in redescending estimators. At the
+    median length itself, one opposing node of three would undo half of the others'
+    progress in every round. If no update is too long, the result is the weighted mean to
+    the bit, and drift can be corrected. Reported gradients are shortened in the same way.
+    With fewer than three nodes nothing is shortened.
 
     Args:
       most: longest accepted update, as a multiple of the median length.
+
+    >>> w = np.array([[1], [1], [8]], np.float32)
+    >>> zeros = np.zeros(3)
+    >>> report = Report(1, np.arange(3), np.ones(3, np.int64), zeros, zeros, w)
+    >>> ClippedMean().capped(report, start=np.zeros(1, np.float32), counted=1).w[2]
+    array([0.125], dtype=float32)
     """
 
     needs_reports: ClassVar[bool] = True
@@ -145,9 +166,20 @@ class ClippedMean:
 class TrimmedMean:
     """Weighted mean of neighbours' means, per coordinate, without the extreme values.
 
+    With n nodes and f = ⌈share · n⌉, at most (n - 1) / 2:
+
+        m_i = Σ D_j w_j / Σ D_j over the n - f nodes j nearest to w_i, i included
+        w = Σ D_i m_i / Σ D_i, per coordinate, without the f smallest and f largest m_i
+
+    Losses are limited to the range without the f smallest and f largest.
+
     Args:
       share: share of malicious nodes. This share is left out at either end, and of every
         node's neighbours; never all.
+
+    >>> w = np.array([[1], [2], [3], [4], [100]], np.float32)
+    >>> TrimmedMean().combine(w, np.ones(5, np.int64), np.arange(5))
+    array([2.5], dtype=float32)
     """
 
     needs_reports: ClassVar[bool] = True
@@ -174,7 +206,17 @@ class TrimmedMean:
 class CoordinateMedian:
     """Median of neighbours' means, per coordinate.
 
-    Every node counts the same, and almost half of them may be malicious.
+    Every node counts the same, and almost half of them may be malicious. With n nodes and
+    f = ⌊(n - 1) / 2⌋:
+
+        m_i = mean of w_j over the n - f nodes j nearest to w_i, i included
+        w = median of the m_i, per coordinate
+
+    Losses are limited to the range without the f smallest and f largest.
+
+    >>> w = np.array([[1], [2], [3], [80], [100]], np.float32)
+    >>> CoordinateMedian().combine(w, np.ones(5, np.int64), np.arange(5))
+    array([2.], dtype=float32)
     """
 
     needs_reports: ClassVar[bool] = True

@@ -67,21 +67,27 @@ class UpdateRule(Protocol):
     """Moves w after every round."""
 
     def first(self, w: Float32) -> Any:
-        """Return the initial state.
+        """Create the initial state.
 
         It is also the state after a return to w^f, except for a `RestartingRule`.
 
         Args:
           w: current w, [parameters].
+
+        Returns:
+          None, or a frozen dataclass of numbers and arrays.
         """
 
     def next(self, state: Any, w: Float32, mean: Float32) -> tuple[Any, Float32]:
-        """Return the next state and the w of the next round.
+        """Move w.
 
         Args:
           state: the previous state.
           w: w(t₀), the start of the round, [parameters].
           mean: the combined w_i(t) of the nodes, [parameters].
+
+        Returns:
+          the next state, and the w of the next round, [parameters].
         """
 
 
@@ -91,7 +97,8 @@ class MovingRule(UpdateRule, Protocol):
 
     Nodes start from a w that is extrapolated along its last step (messages.py,
     `momentum`). `next` receives the part of the mean that their gradients contributed. The
-    last round of a run ends at the mean, without momentum.
+    last round of a run ends at the mean, without momentum. A wrapper of such a rule must
+    define all of its methods; otherwise nodes do not apply the momentum.
     """
 
     @property
@@ -99,22 +106,35 @@ class MovingRule(UpdateRule, Protocol):
         """Share of the last step of w that nodes repeat if η is unchanged; at most 1."""
 
     def trust(self, state: Any, rate: float) -> tuple[Any, float]:
-        """Return the next state, and the share of the mean update to apply.
+        """Limit the mean update of a round.
 
         Args:
           state: the previous state.
           rate: length of the mean update over its η τ, i.e. of a mean gradient; positive.
+
+        Returns:
+          the next state, and the share of the mean update to apply.
         """
 
     def retreat(self, state: Any) -> Any:
-        """Return the next state after a round whose w was significantly worse than w^f."""
+        """Reduce the momentum after a round whose w was significantly worse than w^f.
+
+        Args:
+          state: the previous state.
+
+        Returns:
+          the next state.
+        """
 
     def paced(self, state: Any, ratio: float) -> Any:
-        """Return the state with its velocity rescaled to a new η.
+        """Rescale the velocity to a new η.
 
         Args:
           state: the previous state.
           ratio: η of the coming round over η of the last.
+
+        Returns:
+          the next state.
         """
 
 
@@ -123,11 +143,14 @@ class RestartingRule(UpdateRule, Protocol):
     """An update rule whose state survives a return to w^f."""
 
     def restart(self, state: Any, w: Float32) -> Any:
-        """Return the state after the run returned to w^f.
+        """Create the state after the run returned to w^f.
 
         Args:
           state: the previous state.
           w: w^f, [parameters].
+
+        Returns:
+          the next state.
         """
 
 
@@ -214,7 +237,8 @@ class Motion:
 
 @dataclass(frozen=True)
 class Accelerate:
-    """Adds momentum in parameters whose successive updates agree; nothing needs tuning.
+    """Adds momentum in parameters whose successive updates agree: the default method's
+    rule.
 
         Δ = mean - w(t₀) - a v
         g ← 1.4 g if vΔ > 0,  0.5 g if vΔ < 0,  within [1, 100]
@@ -417,7 +441,16 @@ class KMeansSplitState:
 
 @dataclass(frozen=True)
 class KMeansSplit:
-    """w is the mean, except for inactive centres of K-means, see the top of this file.
+    """Splits centres of K-means that move: the default method's rule for K-means.
+
+    w is the mean, except for inactive centres. A centre k is active from the first round in
+    which ‖s_k‖ > c max_j ‖s_j‖, with s_k its step, c = 0.5 in round 1 and 0.001 later. Each
+    inactive centre moves next to one that moves, j, and they share its samples:
+
+        w_k ← mean_j + 0.01 s_j
+
+    A moving centre is split at most once per round, the furthest moved first. After a
+    return to w^f all centres are active.
 
     Args:
       clusters: number of centres; w is their concatenation.
