@@ -473,6 +473,8 @@ def launch(
         raise UserError("`ray_address` and `actors` need `engine` ray")
     if engine != "in-process" and settings.attack is not None:
         raise UserError("`attack` needs `engine` in-process: omit `engine`")
+    if engine == "network" and settings.workload == "by-data":
+        raise UserError("`workload` by-data works only with simulated nodes: omit `engine`")
     if engine == "ray":
         with on_ray(
             settings, overrides, address=ray_address, actors=actors, resumed=resumed
