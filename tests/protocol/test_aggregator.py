@@ -1,6 +1,4 @@
-"""Algorithm 2 with hand-made reports and costs: the average, order, ends, and what is
-refused.
-"""
+"""The aggregator with hand-made reports: averages, stop rules, and refused reports."""
 
 from dataclasses import replace
 
@@ -8,20 +6,36 @@ import numpy as np
 import pytest
 
 from fedbudget.arrays import Float32
-from fedbudget.budget.control import Reason
-from fedbudget.protocol.messages import LocalError, PeerError, Report
+from fedbudget.budget.budget import Budget, Costs
+from fedbudget.budget.control import FixedTau, Reason
+from fedbudget.budget.spending import PaperSpending
+from fedbudget.budget.step_size import FixedStep
+from fedbudget.errors import UserError
+from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import Phase
-from support.hand_made import FIRST, ONE, go_on, last, make, make_started, report, w_of
+from support.hand_made import (
+    FIRST,
+    ONE,
+    as_broadcast,
+    as_outcome,
+    last,
+    make,
+    make_started,
+    report,
+    w_of,
+)
 from support.methods import bits, new_aggregator, nodes, one_round, simulated_time
 from support.problems import costs
 
 
 class TestAverage:
-    def test_is_weighted_by_the_sizes_of_shards(self) -> None:
+    def test_w_weighted_by_shard_sizes(self) -> None:
         aggregator = make()
         broadcast = aggregator.start()
         w = np.array([[1, 0], [5, 8]], np.float32)
-        answer = go_on(
+        answer = as_broadcast(
             aggregator.receive(
                 replace(report(broadcast, 1.0), w=w, sizes=np.array([30, 10])), ONE
             )
@@ -29,7 +43,7 @@ class TestAverage:
         assert answer.w.tolist() == [2, 2]
         assert answer.w.dtype == np.float32
 
-    def test_so_is_the_loss(self) -> None:
+    def test_loss_weighted_by_shard_sizes(self) -> None:
         aggregator = make()
         broadcast = aggregator.start()
         aggregator.receive(
@@ -40,7 +54,7 @@ class TestAverage:
         )
         assert last(aggregator).loss == 2
 
-    def test_leaves_out_a_w_that_is_not_finite_and_says_whose(self) -> None:
+    def test_drops_nodes_with_nonfinite_w(self) -> None:
         aggregator = make()
         broadcast = aggregator.start()
         w = np.array([[1, 0], [np.nan, 8], [5, np.inf], [3, 4]], np.float32)
@@ -52,12 +66,12 @@ class TestAverage:
             np.ones(4),
             w=w,
         )
-        assert go_on(aggregator.receive(four, ONE)).w.tolist() == [2.5, 3]
+        assert as_broadcast(aggregator.receive(four, ONE)).w.tolist() == [2.5, 3]
         assert last(aggregator).left_out == (3, 7)
         assert broadcast.w.tolist() == [0, 0]
 
 
-class TestPeerErrors:
+class TestRefusedReports:
     @pytest.mark.parametrize(
         ("wrong", "message"),
         [
@@ -79,15 +93,15 @@ class TestPeerErrors:
             ({"beta": np.zeros((2, 2))}, r"beta has shape \(2, 2\)"),
         ],
     )
-    def test_what_the_protocol_does_not_allow_is_said(
+    def test_error_names_the_violation(
         self, wrong: dict[str, object], message: str
     ) -> None:
         with pytest.raises(PeerError, match=message):
             make_started().receive(replace(report(FIRST, 1), **wrong), ONE)  # type: ignore[arg-type]
 
-    def test_a_report_of_nobody(self) -> None:
+    def test_report_without_nodes(self) -> None:
         none = np.empty(0)
-        nobody = Report(
+        empty = Report(
             1,
             none.astype(np.int64),
             none.astype(np.int64),
@@ -96,27 +110,29 @@ class TestPeerErrors:
             np.empty((0, 2), np.float32),
         )
         with pytest.raises(PeerError, match="a report needs nodes"):
-            make_started().receive(nobody, ONE)
+            make_started().receive(empty, ONE)
 
     @pytest.mark.parametrize(
         "wrong", [{"round": 9}, {"w": None}, {"corrected": None}, {"plain": np.zeros(3)}]
     )
-    def test_a_refused_report_changes_nothing(self, wrong: dict[str, object]) -> None:
+    def test_refused_report_changes_nothing(self, wrong: dict[str, object]) -> None:
         aggregator = make(1000, correct_drift=True)
         right = replace(
             report(aggregator.start(), 1, w=1), plain=np.zeros(2), corrected=np.zeros(2)
         )
         right = replace(
-            right, round=go_on(aggregator.receive(right, ONE)).round, losses=np.full(2, 0.5)
+            right,
+            round=as_broadcast(aggregator.receive(right, ONE)).round,
+            losses=np.full(2, 0.5),
         )
         before, record = bits(aggregator.state), aggregator.last
         with pytest.raises(PeerError):
             aggregator.receive(replace(right, **wrong), ONE)  # type: ignore[arg-type]
         assert aggregator.last is record
         assert bits(aggregator.state) == before
-        assert go_on(aggregator.receive(right, ONE)).round == 3
+        assert as_broadcast(aggregator.receive(right, ONE)).round == 3
 
-    def test_nor_do_costs_that_are_wrong(self) -> None:
+    def test_wrong_costs_change_nothing(self) -> None:
         aggregator = make_started()
         before = bits(aggregator.state)
         with pytest.raises(ValueError, match="expected costs of 1 resources"):
@@ -124,16 +140,16 @@ class TestPeerErrors:
         assert bits(aggregator.state) == before
 
 
-class TestOrder:
-    def test_no_second_start(self) -> None:
+class TestCallOrder:
+    def test_second_start_is_refused(self) -> None:
         with pytest.raises(LocalError, match="has started already"):
             make_started().start()
 
-    def test_no_report_before_the_start(self) -> None:
+    def test_report_before_start_is_refused(self) -> None:
         with pytest.raises(LocalError, match="no report is expected: the run is ready"):
             make(1000).receive(report(FIRST, 1), ONE)
 
-    def test_no_report_after_the_end(self) -> None:
+    def test_report_after_end_is_refused(self) -> None:
         aggregator = make_started()
         aggregator.interrupt()
         with pytest.raises(LocalError, match="no report is expected: the run is done"):
@@ -141,9 +157,11 @@ class TestOrder:
 
 
 class TestInterrupt:
-    def test_gives_the_best_w_so_far_and_what_was_spent(self) -> None:
+    def test_returns_best_w_and_cost(self) -> None:
         aggregator = make(1000)
-        broadcast = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        broadcast = as_broadcast(
+            aggregator.receive(report(aggregator.start(), 5, w=1), ONE)
+        )
         aggregator.receive(report(broadcast, 4, w=2, best=5), ONE)
         outcome = aggregator.interrupt()
         assert outcome.w.tolist() == w_of(1).tolist()
@@ -151,29 +169,31 @@ class TestInterrupt:
         assert outcome.ledger.spent.tolist() == [8]
         assert aggregator.state.phase is Phase.DONE
 
-    def test_before_the_first_report_it_is_the_first_w(self) -> None:
+    def test_initial_w_before_first_report(self) -> None:
         assert make_started().interrupt().w.tolist() == [0, 0]
 
-    def test_what_the_unfinished_round_has_cost_can_be_charged(self) -> None:
+    def test_charges_the_unfinished_round(self) -> None:
         aggregator = make(1000)
         aggregator.receive(report(aggregator.start(), 5, w=1), ONE)
         outcome = aggregator.interrupt(costs([7], [2.5]))
         assert outcome.ledger.spent.tolist() == [4 + 2.5]  # no update counts
         assert outcome.ledger.costs is ONE
 
-    def test_not_twice(self) -> None:
+    def test_second_interrupt_is_refused(self) -> None:
         aggregator = make_started()
         aggregator.interrupt()
         with pytest.raises(LocalError, match="has ended already"):
             aggregator.interrupt()
 
 
-class TestGivingUp:
-    def test_charges_the_round_that_never_came_together_and_ends_with_the_best_w(
+class TestGiveUp:
+    def test_charges_round_and_returns_best(
         self,
     ) -> None:
         aggregator = make(20)
-        broadcast = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        broadcast = as_broadcast(
+            aggregator.receive(report(aggregator.start(), 5, w=1), ONE)
+        )
         aggregator.receive(report(broadcast, 4, w=2, best=5), ONE)
         outcome = aggregator.give_up(costs([0], [13]), "time")
         assert outcome.w.tolist() == w_of(1).tolist()
@@ -183,13 +203,13 @@ class TestGivingUp:
         assert last(aggregator).round == 2
         assert aggregator.state.phase is Phase.DONE
 
-    def test_also_of_the_final_loss(self) -> None:
+    def test_during_the_final_loss(self) -> None:
         aggregator = make(7.9)
-        final = go_on(aggregator.receive(report(aggregator.start(), 1, w=3), ONE))
+        final = as_broadcast(aggregator.receive(report(aggregator.start(), 1, w=3), ONE))
         assert final.tau == 0
         assert aggregator.give_up(costs([0], [1]), "time").w.tolist() == [0, 0]
 
-    def test_there_must_be_a_round(self) -> None:
+    def test_needs_a_running_round(self) -> None:
         with pytest.raises(LocalError, match="no round to give up: the run is ready"):
             make().give_up(ONE, "time")
         aggregator = make_started()
@@ -198,38 +218,36 @@ class TestGivingUp:
             aggregator.give_up(ONE, "time")
 
 
-class TestSettling:
-    """Where nodes hold something else than the average, everything goes by what they hold."""
+class TestQuantizedBroadcast:
+    """Nodes hold a quantized w, and the aggregator computes with the same w."""
 
-    def test_the_next_w_is_what_nodes_will_hold(self) -> None:
-        asked = []
+    def test_next_w_is_quantized(self) -> None:
+        calls = []
 
         def quantize(new: Float32, old: Float32) -> Float32:
-            asked.append((new.tolist(), old.tolist()))
+            calls.append((new.tolist(), old.tolist()))
             return np.asarray(old + np.rint(new - old), np.float32)
 
         aggregator = make(quantize=quantize)
-        second = go_on(aggregator.receive(report(aggregator.start(), 5, w=1.4), ONE))
-        third = go_on(aggregator.receive(report(second, 4, w=3.75, best=5), ONE))
+        second = as_broadcast(aggregator.receive(report(aggregator.start(), 5, w=1.4), ONE))
+        third = as_broadcast(aggregator.receive(report(second, 4, w=3.75, best=5), ONE))
         assert (second.w.tolist(), third.w.tolist()) == (w_of(1).tolist(), w_of(4).tolist())
-        assert asked == [
+        assert calls == [
             (w_of(1.4).tolist(), [0, 0]),
             (w_of(3.75).tolist(), w_of(1).tolist()),
         ]
         assert third.best
         assert aggregator.interrupt().w.tolist() == w_of(1).tolist()
 
-    def test_going_back_is_settled_too(self) -> None:
+    def test_recovered_w_is_quantized(self) -> None:
         aggregator = make(quantize=lambda new, old: np.asarray((new + old) / 2, np.float32))
-        second = go_on(aggregator.receive(report(aggregator.start(), 5, w=8), ONE))
+        second = as_broadcast(aggregator.receive(report(aggregator.start(), 5, w=8), ONE))
         assert second.w.tolist() == w_of(4).tolist()
         nothing = replace(report(second, 6, best=5), w=np.full((2, 2), np.nan, np.float32))
-        third = go_on(aggregator.receive(nothing, ONE))
-        assert (
-            third.w.tolist() == w_of(2).tolist()
-        )  # half the way from (4, -4) to w^f, which is (0, 0)
+        third = as_broadcast(aggregator.receive(nothing, ONE))
+        assert third.w.tolist() == w_of(2).tolist()  # halfway from (4, -4) to w^f = (0, 0)
 
-    def test_nodes_and_aggregator_know_the_same_mean_gradient(self) -> None:
+    def test_mean_gradient_matches_nodes(self) -> None:
         def quantize(new: Float32, old: Float32) -> Float32:
             return np.asarray(old + (new - old).astype(np.float16), np.float32)
 
@@ -252,9 +270,11 @@ class TestSettling:
 
 
 class TestRecord:
-    def test_says_what_happened(self) -> None:
+    def test_values_of_a_round(self) -> None:
         aggregator = make(1000)
-        broadcast = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        broadcast = as_broadcast(
+            aggregator.receive(report(aggregator.start(), 5, w=1), ONE)
+        )
         aggregator.receive(report(broadcast, 4, w=2), costs([2], [1]))
         record = last(aggregator)
         assert (record.round, record.t, record.tau, record.reason) == (
@@ -265,3 +285,117 @@ class TestRecord:
         )
         assert (record.eta, record.loss, record.best_loss, record.nodes) == (0.1, 4, 4, 2)
         assert record.ledger.spent.tolist() == [4 + 7]
+
+
+METHOD_5 = Method(FixedTau(5), FixedStep(0.1), spending=PaperSpending())
+
+
+class TestStopRule:
+    """A round with 3 updates costs 4 s, and the final loss 2 s."""
+
+    def test_last_round_meets_the_limit(self) -> None:
+        aggregator = make(10)  # 4 + (4 + 2) = 10
+        first = aggregator.start()
+        assert (first.tau, first.stop) == (3, False)
+        second = as_broadcast(aggregator.receive(report(first, 1), ONE))
+        assert (second.tau, second.stop) == (3, True)
+        final = as_broadcast(aggregator.receive(report(second, 1), ONE))
+        assert (final.tau, final.stop, aggregator.state.phase) == (0, True, Phase.FINAL)
+        outcome = as_outcome(aggregator.receive(report(final, 1), ONE))
+        assert outcome.stopped_by == "time"
+        assert outcome.ledger.spent.tolist() == [10]
+        assert outcome.ledger.overshoot.tolist() == [0]
+        assert aggregator.state.phase is Phase.DONE
+
+    @pytest.mark.parametrize(("seconds", "tau"), [(9.9, 2), (9.0, 2), (8.9, 1), (8.0, 1)])
+    def test_tau_shrinks_to_the_budget(self, seconds: float, tau: int) -> None:
+        aggregator = make(seconds)
+        second = as_broadcast(aggregator.receive(report(aggregator.start(), 1), ONE))
+        assert (second.tau, second.stop) == (tau, True)
+        aggregator.receive(report(second, 1), ONE)
+        assert last(aggregator).reason is Reason.BUDGET
+
+    @pytest.mark.parametrize("seconds", [7.9, 6.5])
+    def test_final_loss_if_no_update_fits(self, seconds: float) -> None:
+        aggregator = make(seconds)
+        final = as_broadcast(aggregator.receive(report(aggregator.start(), 1, w=3), ONE))
+        assert (final.tau, final.stop, aggregator.state.phase) == (0, True, Phase.FINAL)
+        assert final.w.tolist() == w_of(3).tolist()
+        outcome = as_outcome(aggregator.receive(report(final, 0.5, best=1), ONE))
+        assert outcome.w.tolist() == w_of(3).tolist()
+        assert outcome.stopped_by == "time"
+
+    def test_final_loss_beyond_the_budget(self) -> None:
+        aggregator = make(7)
+        final = as_broadcast(
+            aggregator.receive(report(aggregator.start(), 1, w=3), costs([2], [0.5]))
+        )
+        outcome = as_outcome(aggregator.receive(report(final, 0.5, best=1), ONE))
+        assert outcome.w.tolist() == w_of(3).tolist()
+        assert outcome.stopped_by == "time"
+        assert outcome.ledger.spent.tolist() == [8.5]
+        assert aggregator.state.phase is Phase.DONE
+
+    def test_outcome_reports_overspending(self) -> None:
+        aggregator = make_started(7)
+        final = as_broadcast(aggregator.receive(report(FIRST, 1), costs([3], [1])))
+        outcome = as_outcome(aggregator.receive(report(final, 1), costs([3], [1])))
+        assert outcome.ledger.overshoot.tolist() == [7]
+
+    def test_first_round_can_shrink(self) -> None:
+        broadcast = make(5).start()
+        assert (broadcast.tau, broadcast.stop) == (2, True)
+
+    def test_newest_costs_decide(self) -> None:
+        aggregator = make(15)
+        second = as_broadcast(
+            aggregator.receive(report(aggregator.start(), 1), costs([2], [1]))
+        )
+        assert (second.tau, second.stop) == (2, True)  # 7 spent, and (15 - 7 - 2 - 2·1) / 2
+
+    def test_round_limit(self) -> None:
+        aggregator = make(1000, rounds=2)
+        first = aggregator.start()
+        second = as_broadcast(aggregator.receive(report(first, 1), ONE))
+        assert (first.stop, second.stop) == (False, True)
+        final = as_broadcast(aggregator.receive(report(second, 1), ONE))
+        assert final.tau == 0
+        assert as_outcome(aggregator.receive(report(final, 1), ONE)).stopped_by == "rounds"
+
+    def test_too_small_budget_is_refused(self) -> None:
+        with pytest.raises(UserError, match="too small: one round costs about 2s"):
+            make(3)
+
+
+class TestTwoResources:
+    def run(self, time: float, data: float, both: Costs) -> Outcome:
+        budget = Budget({"time": time, "bytes": data})
+        aggregator = Aggregator(
+            np.zeros(2, np.float32), method=METHOD_5, budget=budget, expected=both
+        )
+        broadcast: Broadcast | Outcome = aggregator.start()
+        while isinstance(broadcast, Broadcast):
+            broadcast = aggregator.receive(report(broadcast, 1), both)
+        return broadcast
+
+    def test_outcome_names_binding_resource(self) -> None:
+        both = costs([1, 0], [1, 10])
+        assert self.run(30, 1e6, both).stopped_by == "time"
+        assert self.run(1000, 45, both).stopped_by == "bytes"
+
+    def test_outcome_names_exhausted_resource(self) -> None:
+        outcome = self.run(1000, 40, costs([1, 0], [1, 10]))
+        assert outcome.ledger.spent.tolist() == [3 * 6 + 2, 40]
+        assert outcome.stopped_by == "bytes"
+
+    def test_each_resource_can_lower_tau(self) -> None:
+        # A round of 5 updates costs 6 s and 20 bytes; three rounds cost 18 s and 60 bytes.
+        both = costs([1, 2], [1, 10])
+        assert self.run(25, 1e6, both).ledger.spent.tolist() == [
+            25,
+            60 + 18 + 12,
+        ]  # the last round has 4 updates
+        assert self.run(1000, 88, both).ledger.spent.tolist() == [
+            18 + 4 + 2,
+            88,
+        ]  # the last round has 3

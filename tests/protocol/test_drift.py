@@ -1,6 +1,4 @@
-"""Drift correction: against a second implementation, with nodes that come and go, and where
-it must change nothing.
-"""
+"""Drift correction, compared with a second implementation and with SCAFFOLD."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,15 +32,17 @@ from fedbudget.protocol.messages import (
     Request,
 )
 from fedbudget.protocol.method import Method
-from support.fleets import alone, sorted_parts, together
-from support.hand_made import ONE, go_on
+from fedbudget.protocol.sums import ReportsHere
+from support.fleets import one_fleet, single_node_fleets, sorted_parts
+from support.hand_made import ONE, as_broadcast
 from support.methods import bits
 from support.problems import (
     MODELS,
+    LocalGradient,
     Problem,
-    converse,
     corrected_descent,
     problem,
+    run_rounds,
     unequal_parts,
 )
 
@@ -51,13 +51,13 @@ FRUGAL: dict[str, Any] = {"correct_drift": True, "delta": "parameters"}
 
 @st.composite
 def attendances(draw: st.DrawFn, nodes: int = 4, rounds: int = 9) -> list[list[int]]:
-    """Who takes part in each round: nodes come late, miss rounds, and return."""
+    """Nodes present in each round: they arrive late, miss rounds, and return."""
     here = st.lists(st.integers(0, nodes - 1), min_size=1, unique=True).map(sorted)
     return [draw(here) for _ in range(rounds)]
 
 
 def starting(w: Float32, controller: Controller, **method: Any) -> Aggregator:
-    """An aggregator with a budget that does not matter."""
+    """An aggregator with ample budget."""
     return Aggregator(
         w,
         method=Method(controller, FixedStep(0.1), **method),
@@ -71,7 +71,7 @@ def known(aggregator: Aggregator) -> DriftState:
     return aggregator.state.drift
 
 
-class TestAgainstASecondImplementation:
+class TestAgainstSecondImplementation:
     @pytest.mark.parametrize("name", MODELS)
     @settings(deadline=None, max_examples=8)
     @given(seed=st.integers(0, 10**4), tau=st.integers(1, 6))
@@ -80,14 +80,14 @@ class TestAgainstASecondImplementation:
 
     @settings(deadline=None, max_examples=40)
     @given(seed=st.integers(0, 10**4), tau=st.integers(1, 6), present=attendances())
-    def test_nodes_that_come_late_miss_rounds_and_return(
+    def test_nodes_miss_rounds_and_return(
         self, seed: int, tau: int, present: list[list[int]]
     ) -> None:
         self.check("svm", seed, tau, present, [True] * 9)
 
     @settings(deadline=None, max_examples=40)
     @given(present=attendances(), correct=st.lists(st.booleans(), min_size=8, max_size=8))
-    def test_rounds_that_are_not_corrected(
+    def test_some_rounds_are_uncorrected(
         self, present: list[list[int]], correct: list[bool]
     ) -> None:
         self.check("svm", 5, 3, present, [True, *correct])
@@ -107,11 +107,11 @@ class TestAgainstASecondImplementation:
             correct=correct,
         )
 
-        def heard(report: Report) -> Report:
-            """Makes the aggregator decide as we want for the round after."""
+        def transform(report: Report) -> Report:
+            """Force the decision of the next round."""
             if report.plain is None or report.round >= len(correct):
                 return report
-            # More each time, so that what was said before does not count.
+            # Grows each round, so earlier reports do not matter.
             weight, nodes = 10.0**report.round, len(report.nodes)
             plain, corrected = (weight, 0.0) if correct[report.round] else (0.0, weight)
             return replace(
@@ -120,26 +120,26 @@ class TestAgainstASecondImplementation:
 
         broadcast = [
             broadcast.w
-            for broadcast, _, _ in converse(
-                alone(case, parts),
+            for broadcast, _, _ in run_rounds(
+                single_node_fleets(case, parts),
                 FixedTau(tau),
                 eta=0.05,
                 rounds=9,
                 w=start,
                 present=present,
-                heard=heard,
+                transform=transform,
                 **FRUGAL,
             )
         ]
         np.testing.assert_allclose(np.array(broadcast), np.array(expected), atol=2e-5)
 
 
-class TestWhereItMustChangeNothing:
+class TestWithoutDrift:
     def visited(self, fleet: Fleet, w: Float32, tau: int, **method: Any) -> Float32:
         return np.array(
             [
                 broadcast.w
-                for broadcast, _, _ in converse(
+                for broadcast, _, _ in run_rounds(
                     [fleet], FixedTau(tau), eta=0.1, rounds=8, w=w, **method
                 )
             ]
@@ -152,7 +152,7 @@ class TestWhereItMustChangeNothing:
         parts = unequal_parts(len(case.table), 4, 12)
         batch = batch and min(batch, *map(len, parts))
         found, plain = (
-            self.visited(together(case, parts, batch), case.start(1), 1, **method)
+            self.visited(one_fleet(case, parts, batch), case.start(1), 1, **method)
             for method in (FRUGAL, {})
         )
         np.testing.assert_allclose(found, plain, atol=2e-6)
@@ -163,16 +163,14 @@ class TestWhereItMustChangeNothing:
         case = problem(name, 4)
         parts = [np.arange(len(case.table))] * 5
         found, plain = (
-            self.visited(together(case, parts, batch), case.start(1), 7, **method)
+            self.visited(one_fleet(case, parts, batch), case.start(1), 7, **method)
             for method in (FRUGAL, {})
         )
         np.testing.assert_allclose(found, plain, atol=2e-6)
 
 
-def test_it_takes_the_drift_away() -> None:
-    """With many updates a round, nodes with their own kind of data end where one place with
-    all data would.
-    """
+def test_correction_removes_drift() -> None:
+    """With many updates per round, nodes still reach the centralized minimum."""
     case = problem("linear", 2)
     parts, w = sorted_parts(case, 4), case.start(1)
     everything: Float64 = w.astype(np.float64)
@@ -180,15 +178,15 @@ def test_it_takes_the_drift_away() -> None:
         everything = everything - 0.1 * case.gradient(everything, case.x, case.y)
     off = {}
     for name, method in {"plain": {}, "corrected": FRUGAL}.items():
-        *_, (broadcast, _, _) = converse(
-            [together(case, parts)], FixedTau(20), eta=0.1, rounds=100, w=w, **method
+        *_, (broadcast, _, _) = run_rounds(
+            [one_fleet(case, parts)], FixedTau(20), eta=0.1, rounds=100, w=w, **method
         )
         off[name] = float(np.linalg.norm(broadcast.w - everything))
     assert off["corrected"] < 1e-4 < 0.1 < off["plain"]
 
 
-class TestForgettingNodes:
-    """Nodes leave for good, or come back without their memory."""
+class TestForget:
+    """Nodes leave for good, or return without their memory."""
 
     NODES = 4
 
@@ -200,7 +198,7 @@ class TestForgettingNodes:
         lost=st.sets(st.integers(0, 3), min_size=1, max_size=3),
         tau=st.integers(1, 5),
     )
-    def test_those_who_stay_go_on_as_if_they_began_there(
+    def test_remaining_nodes_restart(
         self,
         seed: int,
         before: list[list[int]],
@@ -208,16 +206,16 @@ class TestForgettingNodes:
         lost: set[int],
         tau: int,
     ) -> None:
-        """An interval without correction begins with all c_i = c = 0, as a run does:
-        nothing of the past is left.
+        """A round without correction resets all c_i and c to 0, as at the start of a run.
 
-        Those that are lost may come back later; then they are new. Where none of them ever
-        took part, nothing is lost."""
+        Lost nodes may return later as new nodes. If none of them ever took part, nothing is
+        lost.
+        """
         assume(any(node in here for here in before for node in lost))
         case = problem("svm", 3)
         parts = unequal_parts(len(case.table), self.NODES, seed)
         stay = [node for node in range(self.NODES) if node not in lost]
-        fleets = alone(case, parts)
+        fleets = single_node_fleets(case, parts)
         aggregator = starting(case.start(3), FixedTau(tau), correct_drift=True)
         broadcast = aggregator.start()
         visited = []
@@ -225,10 +223,10 @@ class TestForgettingNodes:
             if number == len(before):
                 broadcast = aggregator.forget(lost)
                 for node in lost:
-                    fleets[node] = alone(case, parts)[node]
+                    fleets[node] = single_node_fleets(case, parts)[node]
             visited.append(broadcast.w)
             report = Report.merge([fleets[node].answer(broadcast) for node in here])
-            broadcast = go_on(aggregator.receive(self.always_correct(report), ONE))
+            broadcast = as_broadcast(aggregator.receive(self.always_correct(report), ONE))
         visited.append(broadcast.w)
         expected = corrected_descent(
             case.local(parts),
@@ -250,14 +248,14 @@ class TestForgettingNodes:
 
     def after_three(self, **method: Any) -> tuple[Aggregator, Broadcast]:
         case = problem("svm", 3)
-        fleet = together(case, sorted_parts(case, 4))
+        fleet = one_fleet(case, sorted_parts(case, 4))
         aggregator = starting(case.start(1), AdaptiveTau(), **method)
         broadcast = aggregator.start()
         for _ in range(3):
-            broadcast = go_on(aggregator.receive(fleet.answer(broadcast), ONE))
+            broadcast = as_broadcast(aggregator.receive(fleet.answer(broadcast), ONE))
         return aggregator, broadcast
 
-    def test_the_next_round_is_the_same_but_for_the_correction(self) -> None:
+    def test_next_round_changes_only_correction(self) -> None:
         aggregator, broadcast = self.after_three(**FRUGAL)
         assert broadcast.drift == Drift(correct=True, share=1.0)
         instead = aggregator.forget([2])
@@ -266,7 +264,7 @@ class TestForgettingNodes:
         assert aggregator.pending is instead
         assert known(aggregator).nodes.tolist() == [0, 1, 3]
 
-    def test_delta_is_that_of_the_coming_round(self) -> None:
+    def test_delta_is_of_next_round(self) -> None:
         aggregator, _ = self.after_three(**FRUGAL)
         aggregator.forget([2])
         estimates, divergence = aggregator.state.estimates, known(aggregator).divergence
@@ -274,16 +272,16 @@ class TestForgettingNodes:
         assert divergence is not None
         assert estimates.delta == divergence.plain != divergence.corrected
 
-    def test_nodes_that_never_took_part_have_nothing_to_forget(self) -> None:
+    def test_unknown_nodes_change_nothing(self) -> None:
         aggregator, broadcast = self.after_three(**FRUGAL)
         assert aggregator.forget([7, 9]) is broadcast
         assert aggregator.forget([]) is broadcast
 
-    def test_without_correction_there_is_nothing_to_do(self) -> None:
+    def test_no_change_without_correction(self) -> None:
         aggregator, broadcast = self.after_three()
         assert aggregator.forget([2]) is broadcast
 
-    def test_a_round_that_is_not_corrected_anyway_stays_as_it_is(self) -> None:
+    def test_uncorrected_round_stays(self) -> None:
         aggregator, _ = self.after_three(**FRUGAL)
         once = aggregator.forget([2])
         assert bits(aggregator.forget([3])) == bits(once)
@@ -296,12 +294,12 @@ class TestForgettingNodes:
             starting(np.zeros(2, np.float32), FixedTau(1), correct_drift=True).forget([1])
 
 
-class TestDecidesByItself:
+class TestDecision:
     def corrected(
         self, batch: int | None, parts: Sequence[Int64], case: Problem
     ) -> list[bool]:
-        rounds = converse(
-            [together(case, parts, batch)],
+        rounds = run_rounds(
+            [one_fleet(case, parts, batch)],
             FixedTau(5),
             eta=0.02,
             rounds=60,
@@ -314,31 +312,30 @@ class TestDecidesByItself:
             if aggregator.last is not None
         ][:-1]
 
-    def test_it_corrects_where_data_are_of_different_kinds(self) -> None:
+    def test_corrects_different_data(self) -> None:
         case = problem("svm", 3, samples=400)
         assert all(self.corrected(None, sorted_parts(case, 4), case))
 
-    def test_it_does_not_where_all_that_differs_is_noise(self) -> None:
-        # Mini-batches of one sample, from data of one kind: what a shift would take away is
-        # never there again.
+    def test_ignores_mini_batch_noise(self) -> None:
+        # Mini-batches of one sample from equal data: the noise of a shift never returns.
         case = problem("svm", 3, samples=400)
         rng = np.random.default_rng(1)
         parts = np.array_split(rng.permutation(400), 4)
         parts = [
             part[: 97 + node] for node, part in enumerate(parts)
-        ]  # of different sizes, so of different samples
+        ]  # different sizes draw different samples
         corrected = self.corrected(1, parts, case)
         assert sum(corrected[10:]) < 10
 
-    def test_delta_is_that_of_the_coming_round(self) -> None:
+    def test_delta_is_of_next_round(self) -> None:
         case = problem("svm", 3)
-        aggregators = converse(
-            [together(case, sorted_parts(case, 4))],
+        aggregators = run_rounds(
+            [one_fleet(case, sorted_parts(case, 4))],
             AdaptiveTau(),
             eta=0.05,
             rounds=5,
             w=case.start(1),
-            heard=lambda report: (
+            transform=lambda report: (
                 report if report.round != 3 else replace(report, corrected=np.full(4, 1e3))
             ),
             **FRUGAL,
@@ -357,14 +354,14 @@ class TestDecidesByItself:
         assert after is not None
         assert not after.correct
 
-    def test_it_judges_by_half_of_what_was_and_half_of_what_is(self) -> None:
+    def test_divergence_is_a_moving_average(self) -> None:
         assert Divergence(1.0, 0.0).then(Divergence(3.0, 4.0)) == Divergence(2.0, 2.0)
         assert Divergence(2.0, 2.0).correct
         assert not Divergence(2.0, 2.1).correct
 
 
-class TestWhatDiverges:
-    def test_a_node_whose_w_is_not_finite_keeps_its_correction(self) -> None:
+class TestDivergedNodes:
+    def test_diverged_node_keeps_its_correction(self) -> None:
         known = Correction.first(2, np.zeros(2, np.float32))
         known = known.learn(
             np.array([[1, 2], [3, 4]], np.float32), Drift(correct=True, share=1.0)
@@ -376,10 +373,10 @@ class TestWhatDiverges:
         )
         assert known.own.tolist() == [[1, 2], [6, 7]]
 
-    def test_when_all_diverge_the_next_round_is_not_corrected(self) -> None:
+    def test_no_correction_if_all_diverge(self) -> None:
         case = problem("linear", 2)
-        request = converse(
-            [together(case, sorted_parts(case, 4))],
+        request = run_rounds(
+            [one_fleet(case, sorted_parts(case, 4))],
             FixedTau(50),
             eta=1e5,
             rounds=4,
@@ -390,10 +387,10 @@ class TestWhatDiverges:
         assert drifts[1] == Drift(correct=False, share=0.0)
 
 
-class TestNews:
-    def test_without_them_a_node_that_was_away_cannot_go_on(self) -> None:
+class TestCatchUp:
+    def test_returning_node_needs_catch_up(self) -> None:
         case = problem("svm", 3)
-        fleet = together(case, sorted_parts(case, 2))
+        fleet = one_fleet(case, sorted_parts(case, 2))
         drift = Drift(correct=True, share=1.0)
         first = Broadcast(
             1, case.start(1), 2, 0.1, Request(drift=True), False, False, drift
@@ -405,15 +402,13 @@ class TestNews:
             fleet.receive(replace(first, round=3, catch_up=CatchUp(case.start(1))))
 
     @pytest.mark.parametrize("batch", [None, 5])
-    def test_a_node_that_was_away_compares_with_the_right_best_w(
-        self, batch: int | None
-    ) -> None:
+    def test_returning_node_compares_right_best(self, batch: int | None) -> None:
         case = problem("svm", 3)
         parts = sorted_parts(case, 3)
         present = [[0, 1, 2], [0], [0, 1], [2], [0, 1, 2], [1], [0, 1, 2]]
         best = case.start(1)
-        for broadcast, report, aggregator in converse(
-            alone(case, parts, batch),
+        for broadcast, report, aggregator in run_rounds(
+            single_node_fleets(case, parts, batch),
             FixedTau(2),
             eta=0.05,
             rounds=7,
@@ -437,11 +432,152 @@ class TestNews:
                 best = broadcast.w
 
 
-def test_the_mean_after_a_round_counts_those_who_took_part() -> None:
-    # c = 2, half of the data went along 10 on average: c' = 1 + 5.
+def test_next_mean_by_hand() -> None:
+    """c = 2; nodes with half of the data moved along 10 on average: the new c is 1 + 5."""
     start, end = np.array([1.0], np.float32), np.array([0.0], np.float32)
     gradient = mean_gradient(start, end, 0.1)
     assert gradient.tolist() == [10]
     assert next_mean(np.array([2.0], np.float32), gradient, 0.5).tolist() == [6]
     assert next_mean(np.array([2.0], np.float32), gradient, 1.0).tolist() == [10]
     assert next_mean(None, gradient, 0.5).tolist() == [5]
+
+
+def scaffold(
+    nodes: Sequence[LocalGradient], x: Float64, *, steps: int, eta: float, rounds: int
+) -> list[Float64]:
+    """Karimireddy et al., Algorithm 1, option II, all clients, global step 1."""
+    c, own, visited = np.zeros_like(x), [np.zeros_like(x) for _ in nodes], [x]
+    for _ in range(rounds):
+        ends, fresh = [], []
+        for gradient, c_i in zip(nodes, own, strict=True):
+            y = x.copy()
+            for _ in range(steps):
+                y = y - eta * (gradient(y) - c_i + c)
+            ends.append(y)
+            fresh.append(c_i - c + (x - y) / (steps * eta))
+        c = c + np.mean([new - old for new, old in zip(fresh, own, strict=True)], axis=0)
+        x, own = x + np.mean([y - x for y in ends], axis=0), fresh
+        visited.append(x)
+    return visited
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fixed_steps_match_scaffold(name: str) -> None:
+    case = problem(name, 3)
+    parts, start = (
+        np.split(np.argsort(case.x[:, 0]), 4),
+        case.start(3),
+    )  # equal sizes, different data
+
+    def corrected(broadcast: Report) -> Report:
+        """Always correct, as published."""
+        return (
+            broadcast
+            if broadcast.plain is None
+            else replace(broadcast, plain=np.ones(4), corrected=np.zeros(4))
+        )
+
+    rounds = run_rounds(
+        single_node_fleets(case, parts),
+        FixedTau(5),
+        eta=0.05,
+        rounds=9,
+        w=start,
+        transform=corrected,
+        correct_drift=True,
+    )
+    expected = scaffold(
+        case.local(parts), start.astype(np.float64), steps=5, eta=0.05, rounds=9
+    )
+    np.testing.assert_allclose(
+        [broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5
+    )
+
+
+def vector(*values: float) -> Float32:
+    return np.array(values, np.float32)
+
+
+class TestStrength:
+    def test_persistent_share_of_shifts(self) -> None:
+        """Reports contain the projection of the new shifts on the old ones."""
+        rng = np.random.default_rng(3)
+        sizes, drift = np.array([3, 5, 2]), Drift(correct=True, share=1.0, strength=0.7)
+        known, gradients = (
+            Correction.first(3, np.zeros(9, np.float32)),
+            rng.normal(size=(2, 3, 9)).astype(np.float32),
+        )
+        gradients[1] += gradients[0]
+        first = known.learn(gradients[0].copy(), drift)
+        first = first.with_mean(
+            np.average(first.own, axis=0, weights=sizes).astype(np.float32)
+        )
+        shift = first.used(drift)
+        assert shift is not None
+        second = first.learn(gradients[1] + shift, drift)
+        report = Report(
+            2, np.arange(3), sizes, np.ones(3), np.ones(3), np.zeros((3, 9), np.float32)
+        )
+        lasting, shifted = second.persistence
+        sums = ReportsHere(replace(report, lasting=lasting, shifted=shifted)).sums
+        later = second.with_mean(
+            np.average(second.own, axis=0, weights=sizes).astype(np.float32)
+        )
+        stayed = (
+            sizes
+            @ np.einsum("ij,ij->i", later.shift, first.shift)
+            / (sizes @ np.square(first.shift).sum(axis=1))
+        )
+        assert sums.persistent_share == pytest.approx(float(stayed), rel=1e-4)
+        assert 0.2 < stayed < 1.8
+
+    @pytest.mark.parametrize(
+        ("persistent", "strength"),
+        [
+            ([0.6], 0.6),
+            ([0.6, 0.2], 0.4),
+            ([-3.0], 0),
+            ([7.0], 1),
+            ([0.5, np.nan], 0.5),
+            ([], 1),
+        ],
+    )
+    def test_moving_average_between_0_and_1(
+        self, persistent: list[float], strength: float
+    ) -> None:
+        state = DriftState.first(vector(0))
+        broadcast = Broadcast.first(vector(0), 0.1, Request(drift=True, partly=True))
+        ratios: list[float | None] = [*persistent] or [None]
+        for ratio in ratios:
+            state = state.after(
+                broadcast,
+                vector(0),
+                1.0,
+                Divergence(1.0, 1.0),
+                recover=False,
+                lasted=ratio,
+            )
+        assert state.coming.strength == pytest.approx(strength)
+
+    @given(strength=st.floats(0, 1), seed=st.integers(0, 1000))
+    def test_shifts_cancel_for_any_strength(self, strength: float, seed: int) -> None:
+        """Σ D_i c_i = D c for any strength: the mean direction of nodes is the mean of
+        their gradients.
+        """
+        rng = np.random.default_rng(seed)
+        sizes, drift = (
+            np.array([3.0, 5.0, 2.0]),
+            Drift(correct=True, share=1.0, strength=strength),
+        )
+        known = Correction.first(3, np.zeros(4, np.float32))
+        for _ in range(4):
+            gradients = rng.normal(size=(3, 4)).astype(np.float32)
+            shift = known.used(drift)
+            assert shift is not None
+            direction = gradients + shift
+            mean = np.average(direction, axis=0, weights=sizes).astype(np.float32)
+            known = known.learn(direction, drift).with_mean(mean)
+            assert np.allclose(known.own, gradients, atol=1e-5)
+            assert np.allclose(
+                np.average(known.own, axis=0, weights=sizes), known.mean, atol=1e-5
+            )

@@ -1,4 +1,4 @@
-"""ρ̂, β̂ and δ̂ of a round, by hand, and from parameters instead of gradients."""
+"""Estimates of ρ, β and δ."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -6,19 +6,25 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from fedbudget.arrays import Float32
 from fedbudget.budget.control import AdaptiveTau, Estimates, FixedTau
+from fedbudget.data.sampling import BatchIndices, Sampler
+from fedbudget.data.shards import Shards, Table
+from fedbudget.models import FunctionModel
 from fedbudget.protocol.aggregator import Aggregator, Round
-from fedbudget.protocol.messages import Report
-from support.fleets import sorted_parts, together
-from support.hand_made import FIRST, ONE, go_on, last, make, report
-from support.problems import converse, problem
+from fedbudget.protocol.estimates import first_steepness, gather, mini_batches
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.messages import Broadcast, Report, Request
+from support.fleets import one_fleet, sorted_parts
+from support.hand_made import FIRST, ONE, as_broadcast, last, make, report
+from support.problems import MODELS, problem, run_rounds
 
 
 class TestEstimates:
     def second(self, estimates: tuple[float, float, float]) -> Aggregator:
-        """After two rounds, the second with estimates."""
+        """An aggregator after two rounds, the second with estimates."""
         aggregator = make(1000, controller=AdaptiveTau())
-        broadcast = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        broadcast = as_broadcast(aggregator.receive(report(aggregator.start(), 1), ONE))
         aggregator.receive(report(broadcast, 1, estimates=estimates), ONE)
         return aggregator
 
@@ -26,15 +32,15 @@ class TestEstimates:
         aggregator.receive(replace(reported, round=3), ONE)
         return last(aggregator)
 
-    def test_the_first_round_has_none(self) -> None:
+    def test_none_in_the_first_round(self) -> None:
         aggregator = make(1000, controller=AdaptiveTau())
-        broadcast = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        broadcast = as_broadcast(aggregator.receive(report(aggregator.start(), 1), ONE))
         assert last(aggregator).estimates is None
         assert (broadcast.tau, broadcast.request.estimate) == (1, True)
 
-    def test_are_weighted_by_the_sizes_of_shards(self) -> None:
+    def test_weighted_by_shard_sizes(self) -> None:
         aggregator = make(1000, controller=AdaptiveTau())
-        broadcast = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        broadcast = as_broadcast(aggregator.receive(report(aggregator.start(), 1), ONE))
         uneven = replace(
             report(broadcast, 1),
             sizes=np.array([30, 10]),
@@ -43,15 +49,12 @@ class TestEstimates:
             gradients=np.array([[0, 4], [0, 0]], np.float32),
         )
         aggregator.receive(uneven, ONE)
-        # The mean gradient is (0, 3), from which the nodes are 1 and 3 away: (30·1 +
-        # 10·3)/40.
+        # The mean gradient is (0, 3); distances are 1 and 3: (30·1 + 10·3)/40 = 1.5.
         assert last(aggregator).estimates == Estimates(2.0, 3.0, 1.5)
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e13, -1.0])
     @pytest.mark.parametrize("name", ["rho", "beta"])
-    def test_that_are_no_sane_numbers_stay_what_they_were(
-        self, name: str, bad: float
-    ) -> None:
+    def test_invalid_values_keep_previous(self, name: str, bad: float) -> None:
         aggregator = self.second((1.0, 2.0, 3.0))
         fresh = report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 6.0))
         record = self.third(aggregator, replace(fresh, **{name: np.array([bad, bad])}))  # type: ignore[arg-type]
@@ -60,24 +63,16 @@ class TestEstimates:
             Estimates(4.0, 5.0, 6.0), **{name: {"rho": 1.0, "beta": 2.0}[name]}
         )
 
-    def test_of_gradients_that_are_not_finite_stay_what_they_were_without_a_warning(
-        self,
-    ) -> None:
+    @pytest.mark.parametrize("bad", [np.inf, 3e38])
+    def test_invalid_gradients_keep_previous_delta(self, bad: float) -> None:
         aggregator = self.second((1.0, 2.0, 3.0))
         record = self.third(
-            aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, np.inf))
+            aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, bad))
         )
         assert record.kept == ("delta",)
         assert record.estimates == Estimates(4.0, 5.0, 3.0)
 
-    def test_of_gradients_that_are_far_too_large_stay_what_they_were(self) -> None:
-        aggregator = self.second((1.0, 2.0, 3.0))
-        record = self.third(
-            aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 3e38))
-        )
-        assert record.kept == ("delta",)
-
-    def test_wait_for_the_first_round_that_gives_all_three(self) -> None:
+    def test_none_until_all_three_valid(self) -> None:
         aggregator = self.second((np.nan, 2.0, 3.0))
         assert last(aggregator).estimates is None
         assert last(aggregator).kept == ("rho",)
@@ -86,7 +81,7 @@ class TestEstimates:
         )
         assert record.estimates == Estimates(4.0, 5.0, 6.0)
 
-    def test_leave_out_the_nodes_that_are_left_out_of_the_average(self) -> None:
+    def test_dropped_nodes_are_ignored(self) -> None:
         aggregator = self.second((1.0, 2.0, 3.0))
         fresh = report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 6.0))
         w = np.array([[1, 1], [np.nan, 1]], np.float32)
@@ -94,7 +89,7 @@ class TestEstimates:
         assert record.estimates == Estimates(7.0, 5.0, 0.0)
         assert record.kept == ()
 
-    def test_that_are_not_asked_for_are_not_looked_at(self) -> None:
+    def test_unrequested_values_are_ignored(self) -> None:
         aggregator = make(1000)
         broadcast = aggregator.start()
         assert broadcast.request.estimate is False
@@ -103,13 +98,14 @@ class TestEstimates:
 
 
 @pytest.mark.parametrize("batch", [None, 5])
-def test_with_one_update_delta_from_parameters_is_the_papers(batch: int | None) -> None:
+def test_delta_from_parameters_matches_paper(batch: int | None) -> None:
+    """With τ = 1 both ways of computing δ are equal."""
     case = problem("svm", 8)
     parts = sorted_parts(case, 4)
     found = {}
     for delta in ("gradient", "parameters"):
-        rounds = converse(
-            [together(case, parts, batch)],
+        rounds = run_rounds(
+            [one_fleet(case, parts, batch)],
             FixedTau1(),
             eta=0.1,
             rounds=6,
@@ -129,7 +125,7 @@ def test_with_one_update_delta_from_parameters_is_the_papers(batch: int | None) 
 
 
 class FixedTau1(FixedTau):
-    """τ=1, with estimates."""
+    """τ = 1, with estimates."""
 
     estimates: ClassVar[bool] = True
 
@@ -137,12 +133,12 @@ class FixedTau1(FixedTau):
         super().__init__(1)
 
 
-def test_no_gradient_is_sent_when_delta_comes_from_parameters() -> None:
+def test_delta_from_parameters_saves_gradients() -> None:
     case = problem("svm", 8)
     sizes = {}
     for delta in ("gradient", "parameters"):
-        request = converse(
-            [together(case, sorted_parts(case, 4))],
+        request = run_rounds(
+            [one_fleet(case, sorted_parts(case, 4))],
             AdaptiveTau(),
             eta=0.1,
             rounds=3,
@@ -151,8 +147,129 @@ def test_no_gradient_is_sent_when_delta_comes_from_parameters() -> None:
         )
         sizes[delta] = [report.wire_bytes for _, report, _ in request]
     assert [a - b for a, b in zip(sizes["gradient"], sizes["parameters"], strict=True)] == [
-        0,  # there is nothing to estimate from
+        0,  # no estimates in round 1
         4 * 4 * 5,  # four nodes, five float32
         4 * 4 * 5,
         0,  # the final loss
     ]
+
+
+def test_mini_batches_reach_32_samples() -> None:
+    assert [mini_batches(batch) for batch in (None, 100, 32, 31, 10, 1)] == [
+        1,
+        1,
+        1,
+        2,
+        4,
+        32,
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gather_matches_second_computation(name: str) -> None:
+    """Losses are means; the gradient difference is that of the steepest mini-batch."""
+    case = problem(name, 5, samples=200)
+    parts = [np.arange(0, 80), np.arange(80, 200)]
+    shards = Shards.of(case.table, parts)
+    indices = Sampler(shards.size, 3, seed=1).round(11)
+    w, best, elsewhere = (
+        case.start(1),
+        case.start(2),
+        np.stack([case.start(3), case.start(4)]),
+    )
+    found = gather(case.model, shards, indices, w, best, elsewhere)
+    for node in range(2):
+        losses, best_losses, changes, turns = [], [], [], []
+        for update in range(11):
+            rows = parts[node][indices.of(node, update, len(parts[node]))]
+            x, y = case.x[rows], case.y[rows]
+            at_w, at_best, there = (
+                np.asarray(each, np.float64) for each in (w, best, elsewhere[node])
+            )
+            losses.append(case.loss(at_w, x, y))
+            best_losses.append(case.loss(at_best, x, y))
+            changes.append(abs(case.loss(there, x, y) - losses[-1]))
+            turns.append(case.gradient(there, x, y) - case.gradient(at_w, x, y))
+        assert found.losses[node] == pytest.approx(np.mean(losses), rel=1e-5)
+        assert found.best_losses[node] == pytest.approx(np.mean(best_losses), rel=1e-5)
+        assert found.loss_change[node] == pytest.approx(np.mean(changes), rel=1e-4)
+        np.testing.assert_allclose(
+            found.steepest[node], max(turns, key=np.linalg.norm), atol=1e-4
+        )
+
+
+@pytest.mark.parametrize(("batch", "curvature"), [(4, True), (4, False), (40, True)])
+def test_fleet_gathers_for_small_batches(batch: int, curvature: bool) -> None:
+    """With several mini-batches the reported loss is not that of the first local update."""
+    case = problem("svm", 5, samples=200)
+    fleet = Fleet(
+        case.model,
+        Shards.of(case.table, [np.arange(100), np.arange(100, 200)]),
+        batch=batch,
+        seed=3,
+    )
+    request = Request(estimate=True, gradient=True, curvature=curvature)
+    broadcast = Broadcast(1, case.start(1), 2, 0.1, request, best=False, stop=False)
+    fleet.answer(broadcast)
+    fleet.receive(replace(broadcast, round=2, w=case.start(2)))
+    fleet.update()
+    descent, report = fleet._descent, fleet.report()
+    assert descent is not None
+    several = not np.array_equal(report.losses, descent.losses)
+    assert several == (curvature and batch < 32)
+    assert report.rho is not None
+    assert report.beta is not None
+    assert (report.beta > 0).all()
+
+
+def vector(*values: float) -> Float32:
+    return np.array(values, np.float32)
+
+
+def quadratic(curvature: Float32) -> tuple[FunctionModel, Shards]:
+    """½ Σ a_j w_j² at every node, independent of the samples."""
+
+    def loss(w: Float32, x: object, y: object) -> tuple[float, Float32]:
+        return float(0.5 * (curvature * w * w).sum()), curvature * w
+
+    model = FunctionModel(loss, initial=np.zeros(len(curvature)))
+    return model, Shards.whole(Table(np.zeros((2, 1), np.float32), np.zeros(2, np.float32)))
+
+
+class TestFirstSteepness:
+    @pytest.mark.parametrize("beta", [0.02, 0.3, 3.0, 2000.0])
+    def test_exact_for_a_quadratic(self, beta: float) -> None:
+        model, shards = quadratic(vector(beta, beta))
+        w = vector(1, 2)
+        found = first_steepness(
+            model, shards, BatchIndices.whole(1), w, np.float32(beta) * w[None]
+        )
+        assert found == pytest.approx(
+            [max(beta, 1 / 30)], rel=1e-3
+        )  # a first step is at most 30
+
+    def test_looks_ahead_if_steepness_grows(
+        self,
+    ) -> None:
+        """F = w⁴/4 at w = 1: s β(s) = (s - 1)³ + 1 is 300 at s = 7.69; β(w) is 3."""
+
+        def loss(w: Float32, x: object, y: object) -> tuple[float, Float32]:
+            return float((w**4).sum() / 4), w**3
+
+        model, (_, shards) = FunctionModel(loss, initial=np.ones(1)), quadratic(vector(1))
+        found = first_steepness(
+            model, shards, BatchIndices.whole(1), vector(1), np.ones((1, 1), np.float32)
+        )
+        assert found == pytest.approx([300 / 7.69], rel=0.1)  # between steps of 1 and 10
+
+    def test_nan_without_gradient(self) -> None:
+        model, shards = quadratic(vector(1, 1))
+        assert np.isnan(
+            first_steepness(
+                model,
+                shards,
+                BatchIndices.whole(1),
+                vector(0, 0),
+                np.zeros((1, 2), np.float32),
+            )
+        )

@@ -1,35 +1,39 @@
-"""Algorithm 3, and whole conversations: τ=1 is centralized descent, identical shards, and
-fleets of one.
-"""
+"""Algorithm 3, local updates of fleets, forks, and FedProx."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.arrays import Float32, Int64
+from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.budget.control import AdaptiveTau, Estimates, FixedTau, Reason
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards, Table
-from fedbudget.models import FunctionModel, LinearRegression
+from fedbudget.models import FunctionModel, LinearRegression, TorchModel
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report, Request
+from support.fleets import single_node_fleets
+from support.methods import METHODS, bits, nodes
 from support.problems import (
     MODELS,
+    LocalGradient,
     Problem,
     algorithm_1,
-    converse,
     problem,
+    run_rounds,
     svm_gradient,
     svm_loss,
     unequal_parts,
 )
 
 
-def a_broadcast(
+def make_broadcast(
     w: Float32, *, round: int = 1, tau: int = 2, estimate: bool = True, best: bool = False
 ) -> Broadcast:
     return Broadcast(round, w, tau, 0.1, Request(estimate, gradient=True), best, stop=False)
@@ -50,15 +54,14 @@ def fleet(
 @pytest.mark.parametrize("name", MODELS)
 @settings(deadline=None, max_examples=5)
 @given(seed=st.integers(0, 10**4))
-def test_proposition_3_one_update_a_round_is_centralized_descent(
-    name: str, seed: int
-) -> None:
+def test_tau_one_is_centralized_descent(name: str, seed: int) -> None:
+    """Proposition 3 of the paper."""
     case = problem(name, 3)
     nodes = fleet(case, unequal_parts(len(case.table), 4, seed))
     w = case.start(3).astype(np.float64)
     broadcast = [
         broadcast.w
-        for broadcast, _, _ in converse(
+        for broadcast, _, _ in run_rounds(
             [nodes], FixedTau(1), eta=0.2, rounds=12, w=case.start(3)
         )
     ]
@@ -70,7 +73,7 @@ def test_proposition_3_one_update_a_round_is_centralized_descent(
 
 @pytest.mark.parametrize("name", ["linear", "svm"])
 @pytest.mark.parametrize("tau", [2, 5])
-def test_a_conversation_visits_the_w_of_algorithm_1(name: str, tau: int) -> None:
+def test_rounds_follow_algorithm_1(name: str, tau: int) -> None:
     case = problem(name, 6)
     parts = unequal_parts(len(case.table), 3, 6)
     sizes, start = [len(part) for part in parts], case.start(6)
@@ -79,27 +82,27 @@ def test_a_conversation_visits_the_w_of_algorithm_1(name: str, tau: int) -> None
     )
     broadcast = [
         broadcast.w
-        for broadcast, _, _ in converse(
+        for broadcast, _, _ in run_rounds(
             [fleet(case, parts)], FixedTau(tau), eta=0.2, rounds=6, w=start
         )
     ]
     np.testing.assert_allclose(np.array(broadcast), path.aggregated, atol=1e-5)
-    for x in range(
-        1, tau + 1
-    ):  # and between aggregations: w(x) is where one round of x updates ends
-        *_, last = converse([fleet(case, parts)], FixedTau(x), eta=0.2, rounds=1, w=start)
+    # Between aggregations, w(x) is the end of one round of x updates.
+    for x in range(1, tau + 1):
+        *_, last = run_rounds([fleet(case, parts)], FixedTau(x), eta=0.2, rounds=1, w=start)
         np.testing.assert_allclose(last[0].w, path.w[x], atol=1e-5)
 
 
 @pytest.mark.parametrize("batch", [None, 5])
-def test_identical_shards_estimate_nothing_and_get_the_largest_tau(
+def test_identical_shards_reach_largest_tau(
     batch: int | None,
 ) -> None:
+    """Estimates of ρ, β and δ are 0, and τ grows to `tau_max`."""
     case = problem("svm", 4)
     everything = np.arange(len(case.table))
     nodes = fleet(case, [everything] * 5, batch=batch)
     records = []
-    for _, report, aggregator in converse(
+    for _, report, aggregator in run_rounds(
         [nodes], AdaptiveTau(tau_max=60), eta=0.1, rounds=6, w=case.start(4)
     ):
         assert aggregator.last is not None
@@ -123,9 +126,7 @@ def assert_same_reports(one: Report, other: Report) -> None:
 
 @pytest.mark.parametrize("batch", [None, 7])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_fleet_gives_the_bits_that_fleets_of_one_give(
-    name: str, batch: int | None
-) -> None:
+def test_fleet_matches_single_nodes(name: str, batch: int | None) -> None:
     case = problem(name, 12, samples=900, features=30)
     parts = [
         np.arange(0, 7),
@@ -142,8 +143,8 @@ def test_a_fleet_gives_the_bits_that_fleets_of_one_give(
     controller = AdaptiveTau(phi=0.01, tau_max=12)
     compared = 0
     for whole, single in zip(
-        converse([together], controller, eta=0.05, rounds=6, w=case.start(1)),
-        converse(alone[::-1], controller, eta=0.05, rounds=6, w=case.start(1)),
+        run_rounds([together], controller, eta=0.05, rounds=6, w=case.start(1)),
+        run_rounds(alone[::-1], controller, eta=0.05, rounds=6, w=case.start(1)),
         strict=True,
     ):
         assert_same_reports(whole[1], single[1])
@@ -154,7 +155,7 @@ def test_a_fleet_gives_the_bits_that_fleets_of_one_give(
 
 
 @pytest.mark.parametrize("batch", [None, 6])
-def test_a_function_model_reports_what_the_kernel_reports(batch: int | None) -> None:
+def test_function_model_matches_kernel(batch: int | None) -> None:
     case = problem("svm", 2)
 
     def in_numpy(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
@@ -166,17 +167,17 @@ def test_a_function_model_reports_what_the_kernel_reports(batch: int | None) -> 
         if batch is None
         else [np.arange(0, 10), np.arange(10, 30), np.arange(30, 60)]
     )
-    own = FunctionModel(in_numpy, initial=case.start(2))
-    loop = Fleet(own, Shards.of(case.table, parts), batch=batch, seed=9)
+    custom = FunctionModel(in_numpy, initial=case.start(2))
+    loop = Fleet(custom, Shards.of(case.table, parts), batch=batch, seed=9)
     for (_, mine, _), (_, its, _) in zip(
-        converse(
+        run_rounds(
             [fleet(case, parts, batch=batch)],
             FixedTau(3),
             eta=0.2,
             rounds=5,
             w=case.start(2),
         ),
-        converse([loop], FixedTau(3), eta=0.2, rounds=5, w=case.start(2)),
+        run_rounds([loop], FixedTau(3), eta=0.2, rounds=5, w=case.start(2)),
         strict=True,
     ):
         np.testing.assert_allclose(mine.losses, its.losses, rtol=1e-5)
@@ -185,15 +186,15 @@ def test_a_function_model_reports_what_the_kernel_reports(batch: int | None) -> 
 
 
 @pytest.mark.parametrize("batch", [None, 8])
-def test_estimates_are_those_of_algorithm_3(batch: int | None) -> None:
+def test_estimates_follow_algorithm_3(batch: int | None) -> None:
     case = problem("linear", 5)
     parts = [np.arange(0, 15), np.arange(15, 60)]
     nodes = fleet(case, parts, batch=batch)
-    first = nodes.answer(a_broadcast(case.start(5), tau=3))
+    first = nodes.answer(make_broadcast(case.start(5), tau=3))
     assert first.w is not None
     assert first.rho is first.beta is first.gradients is None
     w = case.start(6)
-    second = nodes.answer(a_broadcast(w, round=2, tau=4))
+    second = nodes.answer(make_broadcast(w, round=2, tau=4))
     assert second.rho is not None
     assert second.beta is not None
     assert second.gradients is not None
@@ -214,11 +215,13 @@ def test_estimates_are_those_of_algorithm_3(batch: int | None) -> None:
         )
 
 
-def test_without_estimation_nothing_more_is_sent() -> None:
+def test_reports_without_estimates() -> None:
     case = problem("svm", 5)
     nodes = fleet(case, [np.arange(0, 15), np.arange(15, 60)])
     for round in (1, 2):
-        report = nodes.answer(a_broadcast(case.start(round), round=round, estimate=False))
+        report = nodes.answer(
+            make_broadcast(case.start(round), round=round, estimate=False)
+        )
         assert (
             report.rho
             is report.beta
@@ -229,14 +232,14 @@ def test_without_estimation_nothing_more_is_sent() -> None:
         )
 
 
-def test_the_best_w_is_evaluated_again_on_the_rounds_own_mini_batch() -> None:
+def test_best_w_on_current_mini_batch() -> None:
     case = problem("svm", 5)
     nodes = fleet(case, [np.arange(60)], batch=8)
     sampler = Sampler(np.array([60]), 8, seed=9)
     w = [case.start(seed) for seed in range(4)]
-    best = [0, 0, 1, 1]  # the third broadcast says that the second one's w became w^f
+    best = [0, 0, 1, 1]  # in round 3, the w of round 2 is the best w
     for number, tau in enumerate([3, 2, 2, 0]):
-        broadcast = a_broadcast(w[number], round=number + 1, tau=tau, best=number == 2)
+        broadcast = make_broadcast(w[number], round=number + 1, tau=tau, best=number == 2)
         report = nodes.answer(broadcast)
         rows = sampler.round(tau).of(0, 0, 60)
         exact = case.loss(w[best[number]].astype(np.float64), case.x[rows], case.y[rows])
@@ -244,11 +247,11 @@ def test_the_best_w_is_evaluated_again_on_the_rounds_own_mini_batch() -> None:
         assert report.best_losses[0] == pytest.approx(exact, rel=1e-5)
 
 
-def test_no_update_gives_the_loss_and_nothing_else() -> None:
+def test_tau_zero_reports_only_losses() -> None:
     case = problem("svm", 5)
     nodes = fleet(case, [np.arange(0, 15), np.arange(15, 60)])
-    nodes.answer(a_broadcast(case.start(1)))
-    report = nodes.answer(a_broadcast(case.start(2), round=2, tau=0))
+    nodes.answer(make_broadcast(case.start(1)))
+    report = nodes.answer(make_broadcast(case.start(2), round=2, tau=0))
     exact = [
         case.loss(case.start(2).astype(np.float64), case.x[r], case.y[r])
         for r in (slice(0, 15), slice(15, 60))
@@ -257,7 +260,7 @@ def test_no_update_gives_the_loss_and_nothing_else() -> None:
     assert report.w is report.rho is report.gradients is None
 
 
-def test_a_w_that_diverged_gives_estimates_that_are_no_numbers_and_no_warning() -> None:
+def test_diverged_w_without_warning() -> None:
     positive = Table(np.full((6, 2), 2.0, np.float32), np.zeros(6, np.float32))
     nodes = Fleet(
         LinearRegression(2),
@@ -265,47 +268,47 @@ def test_a_w_that_diverged_gives_estimates_that_are_no_numbers_and_no_warning() 
         batch=None,
         seed=0,
     )
-    first = nodes.answer(a_broadcast(np.full(2, -3e38, np.float32), tau=1))
+    first = nodes.answer(make_broadcast(np.full(2, -3e38, np.float32), tau=1))
     assert first.w is not None
     assert np.isposinf(first.w).all()
-    report = nodes.answer(a_broadcast(np.full(2, 3e38, np.float32), round=2))
+    report = nodes.answer(make_broadcast(np.full(2, 3e38, np.float32), round=2))
     assert report.rho is not None
     assert report.beta is not None
     assert not np.isfinite(report.rho).any()
     assert not np.isfinite(report.beta).any()
 
 
-class TestOrder:
+class TestCallOrder:
     def setup_method(self) -> None:
         self.case = problem("svm", 5)
         self.fleet = fleet(self.case, [np.arange(60)])
 
-    def test_no_update_before_a_broadcast(self) -> None:
+    def test_update_needs_a_broadcast(self) -> None:
         with pytest.raises(LocalError, match="update comes once after each receive"):
             self.fleet.update()
 
-    def test_no_second_update(self) -> None:
-        self.fleet.answer(a_broadcast(self.case.start(1)))
+    def test_second_update_is_refused(self) -> None:
+        self.fleet.answer(make_broadcast(self.case.start(1)))
         with pytest.raises(LocalError, match="update comes once after each receive"):
             self.fleet.update()
 
-    def test_no_report_before_the_update(self) -> None:
+    def test_report_needs_an_update(self) -> None:
         with pytest.raises(LocalError, match="report comes after update"):
             self.fleet.report()
-        self.fleet.receive(a_broadcast(self.case.start(1)))
+        self.fleet.receive(make_broadcast(self.case.start(1)))
         with pytest.raises(LocalError, match="report comes after update"):
             self.fleet.report()
 
-    def test_a_w_of_another_length_is_refused(self) -> None:
+    def test_wrong_length_is_refused(self) -> None:
         with pytest.raises(PeerError, match=r"w has shape \(4,\); svm has 5 parameters"):
-            self.fleet.receive(a_broadcast(np.zeros(4, np.float32)))
+            self.fleet.receive(make_broadcast(np.zeros(4, np.float32)))
 
-    def test_a_negative_tau_is_refused(self) -> None:
+    def test_negative_tau_is_refused(self) -> None:
         with pytest.raises(PeerError, match="tau is -1"):
-            self.fleet.receive(a_broadcast(self.case.start(1), tau=-1))
+            self.fleet.receive(make_broadcast(self.case.start(1), tau=-1))
 
     @pytest.mark.parametrize("numbers", [[3], [4, 3], [3, 3]])
-    def test_nodes_are_numbered_in_rising_order(self, numbers: list[int]) -> None:
+    def test_node_numbers_must_increase(self, numbers: list[int]) -> None:
         with pytest.raises(ValueError, match="one number each, in rising order"):
             fleet(self.case, [np.arange(30), np.arange(30, 60)], numbers=numbers)
 
@@ -313,12 +316,8 @@ class TestOrder:
 @pytest.mark.parametrize(
     ("estimate", "batch", "evaluations"), [(False, None, 3), (True, None, 4), (True, 2, 5)]
 )
-def test_estimates_cost_one_evaluation_a_round_and_w_f_one_with_mini_batches(
-    estimate: bool, batch: int | None, evaluations: int
-) -> None:
-    """Of τ=3 updates; Algorithm 3 asks for F_i and ∇F_i at w_i besides, and for F_i(w^f)
-    where samples change.
-    """
+def test_evaluations_per_round(estimate: bool, batch: int | None, evaluations: int) -> None:
+    """With τ = 3. Algorithm 3 adds one evaluation at w_i; mini-batches add one at w^f."""
     calls = 0
 
     def mean_of_data(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
@@ -331,23 +330,23 @@ def test_estimates_cost_one_evaluation_a_round_and_w_f_one_with_mini_batches(
     nodes = Fleet(
         FunctionModel(mean_of_data, initial=np.zeros(2)), shards, batch=batch, seed=0
     )
-    nodes.answer(a_broadcast(np.zeros(2, np.float32), tau=3, estimate=estimate))
+    nodes.answer(make_broadcast(np.zeros(2, np.float32), tau=3, estimate=estimate))
     calls = 0
-    nodes.answer(a_broadcast(np.ones(2, np.float32), round=2, tau=3, estimate=estimate))
+    nodes.answer(make_broadcast(np.ones(2, np.float32), round=2, tau=3, estimate=estimate))
     assert calls == 2 * evaluations  # two nodes
 
 
-class TestForTheStepSize:
-    """What is asked of nodes when the step size follows β."""
+class TestCurvature:
+    """Requests of a step size that follows β."""
 
     def ask(self, round: int, w: Float32, tau: int = 1) -> Broadcast:
         return replace(
-            a_broadcast(w, round=round, tau=tau),
+            make_broadcast(w, round=round, tau=tau),
             request=Request(True, gradient=True, curvature=True),
         )
 
-    def test_nodes_that_do_not_differ_find_the_steepest_direction(self) -> None:
-        """The largest eigenvalue of the Hessian, after some rounds of power iteration."""
+    def test_identical_nodes_find_largest_eigenvalue(self) -> None:
+        """Power iteration over rounds reaches the largest eigenvalue of the Hessian."""
         case = problem("linear", 3, regularization=0.0)
         nodes = fleet(case, [np.arange(60)] * 3)
         w, found = case.start(1), []
@@ -363,20 +362,22 @@ class TestForTheStepSize:
         assert 0 < found[1][0] < 0.95 * largest
         np.testing.assert_allclose(found[-1], largest, rtol=0.01)
 
-    def test_others_are_measured_as_ever(self) -> None:
+    def test_different_nodes_report_usual_beta(self) -> None:
+        """The request changes nothing if the shards differ."""
         case = problem("svm", 3)
         asked, plain = (fleet(case, [np.arange(20), np.arange(20, 60)]) for _ in range(2))
         for round in (1, 2, 3):
             w = case.start(round)
             one, other = (
                 asked.answer(self.ask(round, w)),
-                plain.answer(a_broadcast(w, round=round, tau=1)),
+                plain.answer(make_broadcast(w, round=round, tau=1)),
             )
             if one.beta is not None and other.beta is not None:
                 np.testing.assert_array_equal(one.beta, other.beta)
                 np.testing.assert_array_equal(one.rho, other.rho)
 
-    def test_a_round_begins_with_a_mini_batch_that_w_was_not_just_fitted_to(self) -> None:
+    def test_rounds_start_with_fresh_mini_batch(self) -> None:
+        """The first mini-batch of a round was not used for the last update."""
         case = problem("svm", 3, samples=2000)
         nodes = fleet(case, [np.arange(2000)], batch=1)
         drawn = []
@@ -386,3 +387,185 @@ class TestForTheStepSize:
             assert nodes._indices is not None
             drawn += nodes._indices.positions[0, :, 0].tolist()
         assert len(set(drawn)) == 20
+
+
+all_methods = pytest.mark.parametrize(
+    ("name", "method", "batch"),
+    [(name, "frugal", batch) for name in MODELS for batch in (None, 5)]
+    + [
+        ("svm", method, batch)
+        for method in ("fixed", "paper", "astray")
+        for batch in (None, 5)
+    ],
+)
+
+
+def run(
+    fleets: list[Fleet], name: str, method: str, present: list[list[int]]
+) -> Iterator[tuple[Broadcast, Report, Aggregator]]:
+    how = vars(METHODS[method]).copy()
+    controller, eta = how.pop("controller"), how.pop("step_size")
+    return run_rounds(
+        fleets,
+        controller,
+        eta=eta,
+        rounds=9,
+        w=problem(name, 12).start(1),
+        present=present,
+        **how,
+    )
+
+
+@all_methods
+@pytest.mark.parametrize("survivor", ["fork", "fleet"])
+@pytest.mark.parametrize("late", [[3], [3, 4], [1, 6]])
+def test_discarded_reports_equal_absence(
+    name: str, method: str, batch: int | None, survivor: str, late: list[int]
+) -> None:
+    """A node whose late reports are discarded continues as if it had been absent."""
+    present = [[0, 1] if number in late else [0, 1, 2] for number in range(1, 10)]
+    absent = [
+        bits(report) for _, report, _ in run(nodes(name, batch), name, method, present)
+    ]
+    fleets, found, discarded = nodes(name, batch), [], 0
+    before = fleets[2].fork()
+    for broadcast, report, _ in run(fleets, name, method, present):
+        found.append(bits(report))
+        if broadcast.round in late:  # the node received the round and reported too late
+            one, other = (
+                (before, fleets[2]) if survivor == "fork" else (fleets[2], fleets[2].fork())
+            )
+            other.answer(broadcast)
+            fleets[2] = one
+            discarded += 1
+        before = fleets[2].fork()
+    assert discarded == len(late)
+    assert found == absent
+
+
+@all_methods
+def test_repeated_rounds_give_same_reports(
+    name: str, method: str, batch: int | None
+) -> None:
+    """Forks from up to three rounds ago repeat all later reports."""
+    fleets = nodes(name, batch)
+    forks = [[fleet.fork() for fleet in fleets]]
+    history: list[tuple[Broadcast, Any]] = []
+    present = [[0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2], [1], [0, 1, 2]]
+    for broadcast, report, _ in run(fleets, name, method, present):
+        forks.append([fleet.fork() for fleet in fleets])
+        history.append((broadcast, bits(report)))
+        for back in range(
+            1, min(3, broadcast.round) + 1
+        ):  # a fork is used several times, so it is forked again
+            again = [fleet.fork() for fleet in forks[broadcast.round - back]]
+            for earlier, expected_bits in history[-back:]:
+                here = (
+                    present[earlier.round - 1]
+                    if earlier.round <= len(present)
+                    else [0, 1, 2]
+                )
+                repeated = Report.merge([again[node].answer(earlier) for node in here])
+                assert bits(repeated) == expected_bits
+    assert len(history) == 10
+
+
+def test_forks_share_model_and_data() -> None:
+    fleet = nodes("svm", 5)[0]
+    twin = fleet.fork()
+    assert twin.model is fleet.model
+    assert twin.shards is fleet.shards
+
+
+def fedprox(
+    nodes: Sequence[LocalGradient], w: Float64, *, steps: int, eta: float, mu: float
+) -> Float64:
+    """Li et al., Algorithm 2, with gradient descent on F_k(w) + μ/2 ‖w - w_t‖²."""
+    ends = []
+    for gradient in nodes:
+        own = w.copy()
+        for _ in range(steps):
+            own = own - eta * (gradient(own) + mu * (own - w))
+        ends.append(own)
+    return np.asarray(np.mean(ends, axis=0))
+
+
+class TestFedProx:
+    @pytest.mark.parametrize("name", MODELS)
+    def test_rounds_follow_published_algorithm(self, name: str) -> None:
+        case = problem(name, 3)
+        parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(3)
+        rounds = run_rounds(
+            single_node_fleets(case, parts),
+            FixedTau(5),
+            eta=0.05,
+            rounds=9,
+            w=w,
+            proximal=0.7,
+        )
+        expected = [w.astype(np.float64)]
+        for _ in range(9):
+            expected.append(
+                fedprox(case.local(parts), expected[-1], steps=5, eta=0.05, mu=0.7)
+            )
+        np.testing.assert_allclose(
+            [broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5
+        )
+
+    def test_many_updates_reach_proximal_point(self) -> None:
+        """For a quadratic loss, F_i + μ/2 ‖w - w(t₀)‖² has its minimum at (A + μI)⁻¹ (b + μ
+        w(t₀)).
+        """
+        case, mu = problem("linear", 4), 0.3
+        w, everything = case.start(4), np.arange(len(case.x))
+        rounds = run_rounds(
+            single_node_fleets(case, [everything]),
+            FixedTau(3000),
+            eta=0.1,
+            rounds=1,
+            w=w,
+            proximal=mu,
+        )
+        _, report, _ = next(iter(rounds))
+        a = case.x.T @ case.x / len(case.x) + 0.1 * np.eye(len(w))
+        b = case.x.T @ case.y / len(case.x)
+        expected = np.linalg.solve(a + mu * np.eye(len(w)), b + mu * w)
+        assert report.w is not None
+        np.testing.assert_allclose(report.w[0], expected, atol=1e-5)
+
+    @pytest.mark.parametrize("batch", [None, 3])
+    def test_fleet_matches_single_nodes(self, batch: int | None) -> None:
+        case = problem("softmax", 5)
+        parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(5)
+        together = Fleet(case.model, Shards.of(case.table, parts), batch=batch, seed=9)
+        broadcast = Broadcast(1, w, 4, 0.05, Request(proximal=0.7), best=False, stop=False)
+        one_by_one = [
+            Fleet(
+                case.model,
+                Shards.of(case.table, [part]),
+                batch=batch,
+                seed=9,
+                numbers=[node],
+            )
+            for node, part in enumerate(parts)
+        ]
+        merged = Report.merge([fleet.answer(broadcast) for fleet in one_by_one])
+        assert bits(together.answer(broadcast)) == bits(merged)
+
+    def test_running_statistics_are_not_pulled(self) -> None:
+        """Running statistics follow the samples; a pull would make them lag."""
+        module = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+        case = problem("softmax", 6)
+        shards = Shards.of(case.table, [np.arange(len(case.x))])
+        found = []
+        for proximal in (None, 1e3):
+            model = TorchModel(module, target="classes")
+            request = Request(proximal=proximal)
+            fleet = Fleet(model, shards, batch=20, seed=9)
+            report = fleet.answer(
+                Broadcast(1, model.initial(0), 4, 1e-6, request, best=False, stop=False)
+            )
+            assert report.w is not None
+            found.append(report.w[0, -model.statistics :])
+            assert model.statistics > 0
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-5)

@@ -1,13 +1,15 @@
-"""What is said: reports of fleets add up in node order, mixtures are refused, and sizes on
-the wire are known.
-"""
+"""Messages: merging of reports, sizes on the wire, and required fields."""
 
-from dataclasses import replace
+import json
+from dataclasses import make_dataclass, replace
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fedbudget.arrays import Float64
+from fedbudget.codec import flatten, restore
 from fedbudget.protocol.messages import (
     Broadcast,
     CatchUp,
@@ -16,12 +18,13 @@ from fedbudget.protocol.messages import (
     Report,
     Request,
 )
+from support.methods import bits
 
 ESTIMATE = Request(estimate=True, gradient=True)
 
 
 def report(*nodes: int, round: int = 4) -> Report:
-    """A report whose every figure tells the node that it is from."""
+    """A report in which every value identifies its node."""
     number = np.array(nodes, dtype=np.int64)
     figure = number.astype(np.float64)
     vectors = (figure[:, None] + np.array([0.1, 0.2, 0.3])).astype(np.float32)
@@ -56,9 +59,7 @@ FIELDS = (
 
 class TestMerge:
     @pytest.mark.parametrize("order", list(permutations(range(3))))
-    def test_puts_nodes_in_order_whatever_order_reports_came_in(
-        self, order: tuple[int, ...]
-    ) -> None:
+    def test_sorts_nodes(self, order: tuple[int, ...]) -> None:
         parts = [report(0, 4, 5), report(2), report(1, 3)]
         merged, whole = Report.merge([parts[i] for i in order]), report(0, 1, 2, 3, 4, 5)
         assert merged.round == 4
@@ -66,21 +67,21 @@ class TestMerge:
             np.testing.assert_array_equal(getattr(merged, field), getattr(whole, field))
             assert getattr(merged, field).dtype == getattr(whole, field).dtype
 
-    def test_what_nobody_has_stays_out(self) -> None:
+    def test_absent_fields_stay_absent(self) -> None:
         parts = [replace(report(i), w=None, rho=None) for i in (1, 0)]
         merged = Report.merge(parts)
         assert merged.w is None
         assert merged.rho is None
         assert merged.beta is not None
 
-    def test_one_report_is_itself(self) -> None:
+    def test_single_report_is_returned(self) -> None:
         only = report(0, 1)
         assert Report.merge([only]) is only
 
     @pytest.mark.parametrize(
         "field", ["w", "rho", "beta", "gradients", "plain", "corrected"]
     )
-    def test_refuses_what_some_have_and_some_have_not(self, field: str) -> None:
+    def test_refuses_partly_missing_fields(self, field: str) -> None:
         without = replace(report(1), **{field: None})  # type: ignore[arg-type]
         with pytest.raises(PeerError, match=f"only some reports of round 4 have {field}"):
             Report.merge([report(0), without])
@@ -89,11 +90,11 @@ class TestMerge:
         with pytest.raises(PeerError, match=r"reports of different rounds: \[4, 5\]"):
             Report.merge([report(1, round=5), report(0)])
 
-    def test_refuses_a_node_that_is_in_two_reports(self) -> None:
+    def test_refuses_duplicate_nodes(self) -> None:
         with pytest.raises(PeerError, match="a node reported twice in round 4"):
             Report.merge([report(0, 2), report(1), report(2)])
 
-    def test_refuses_vectors_of_different_lengths(self) -> None:
+    def test_refuses_different_lengths(self) -> None:
         longer = replace(report(1), w=np.zeros((1, 4), np.float32))
         with pytest.raises(
             PeerError, match="reports of round 4 have w of different shapes"
@@ -102,29 +103,29 @@ class TestMerge:
 
 
 class TestWireBytes:
-    def test_a_broadcast_is_its_header_and_w(self) -> None:
+    def test_broadcast_is_header_and_w(self) -> None:
         broadcast = Broadcast(1, np.zeros(784, np.float32), 1, 0.01, ESTIMATE, False, False)
         assert broadcast.wire_bytes == 32 + 4 * 784
 
-    def test_a_report_is_a_message_from_each_node(self) -> None:
+    def test_report_is_one_message_per_node(self) -> None:
         # Three nodes: header, six numbers of 8 bytes, two vectors of three float32.
         assert report(0, 1, 2).wire_bytes == 3 * (32 + 6 * 8 + 2 * 12)
 
-    def test_without_estimates_there_is_less_to_send(self) -> None:
+    def test_report_without_estimates_is_smaller(self) -> None:
         plain = replace(
             report(0, 1, 2), rho=None, beta=None, gradients=None, plain=None, corrected=None
         )
         assert plain.wire_bytes == 3 * (32 + 16 + 12)
         assert replace(plain, w=None).wire_bytes == 3 * (32 + 16)
 
-    def test_drift_correction_takes_one_number_of_a_broadcast(self) -> None:
+    def test_drift_correction_adds_one_number(self) -> None:
         broadcast = Broadcast(2, np.zeros(784, np.float32), 1, 0.01, ESTIMATE, False, False)
         corrected = replace(
             broadcast, request=Request(drift=True), drift=Drift(correct=True, share=1.0)
         )
         assert corrected.wire_bytes == broadcast.wire_bytes + 8
 
-    def test_news_are_only_for_those_who_were_away(self) -> None:
+    def test_catch_up_is_counted_separately(self) -> None:
         w = np.zeros(784, np.float32)
         broadcast = Broadcast(2, w, 1, 0.01, ESTIMATE, False, False)
         assert (
@@ -141,7 +142,7 @@ class TestWireBytes:
             == broadcast.wire_bytes + 8 + 8 * 784
         )
 
-    def test_it_does_not_depend_on_how_nodes_make_fleets(self) -> None:
+    def test_independent_of_fleets(self) -> None:
         assert report(0, 1, 2).wire_bytes == report(0, 2).wire_bytes + report(1).wire_bytes
 
 
@@ -177,8 +178,32 @@ class TestReportFields:
             with pytest.raises(PeerError, match=f"a report without {name}"):
                 replace(given, **{name: None}).require_answers(broadcast)  # type: ignore[arg-type]
 
-    def test_drift_is_described_where_it_is_asked_for(self) -> None:
+    def test_drift_request_needs_drift(self) -> None:
         with pytest.raises(
             ValueError, match="`drift` is set if the request corrects drift"
         ):
             Broadcast(1, np.zeros(1, np.float32), 1, 0.1, Request(drift=True), False, False)
+
+
+class TestNewField:
+    def test_new_field_needs_only_a_declaration(self) -> None:
+        """Merging, wire size and codec read the fields of the class."""
+        kind = make_dataclass(
+            "Wider", [("norms", Float64 | None, None)], bases=(Report,), frozen=True
+        )
+        parts = [
+            kind(
+                1,
+                np.array([node]),
+                np.array([5]),
+                np.ones(1),
+                np.ones(1),
+                norms=np.array([node + 0.5]),
+            )
+            for node in (1, 0)
+        ]
+        merged: Any = kind.merge(parts)  # type: ignore[attr-defined]
+        assert merged.norms.tolist() == [0.5, 1.5]
+        assert merged.wire_bytes == 2 * (32 + 3 * 8)
+        plain, arrays = flatten(merged)
+        assert bits(restore(kind, json.loads(json.dumps(plain)), arrays)) == bits(merged)

@@ -18,7 +18,7 @@ from fedbudget.protocol.node_privacy import PrivateAggregator
 from fedbudget.protocol.privacy import multipliers
 from fedbudget.protocol.state import Phase
 from fedbudget.resources.privacy import epsilon_of, rho_of
-from support.private import DELTA, aggregator, carry_out, report
+from support.private import DELTA, aggregator, report, run_to_end
 
 
 def answers(rng: np.random.Generator, nodes: int, parameters: int):  # type: ignore[no-untyped-def]
@@ -59,7 +59,7 @@ def check_run(seed: int) -> str:
         SeededNoise(seed),
         rounds=int(rng.integers(1, 40)) if rng.random() < 0.3 else None,
     )
-    rounds = carry_out(
+    rounds = run_to_end(
         run,
         answers(rng, nodes, parameters),
         lambda number, rho: payments.append((number, rho)),
@@ -93,11 +93,11 @@ def still(broadcast: Broadcast) -> Report:
 def test_the_resource_that_binds_ends_the_run() -> None:
     plenty = {"time": 1e4, "privacy": 0.5, "bytes": 1e6}
     run = aggregator(plenty, 50, 5, rounds=None)
-    carry_out(run, still)
+    run_to_end(run, still)
     assert run.outcome is not None
     assert run.outcome.stopped_by == "privacy"
     short = aggregator({"time": 0.7, "privacy": 8.0}, 50, 5)
-    carry_out(short, still)
+    run_to_end(short, still)
     assert short.outcome is not None
     assert short.outcome.stopped_by == "time"
 
@@ -116,7 +116,7 @@ def test_the_first_round_moves_nothing() -> None:
 
 def test_rounds_share_privacy_evenly() -> None:
     run = aggregator({"time": 1e4, "privacy": 4.0}, 50, 5, rounds=11)
-    rounds = carry_out(run, still)
+    rounds = run_to_end(run, still)
     shares = [each.private.rho for each in rounds[1:] if each.private is not None]
     assert len(shares) == 10
     assert shares == pytest.approx([0.95 * rho_of(4.0, DELTA) / 10] * 10, rel=1e-4)
@@ -149,7 +149,7 @@ def test_a_run_that_goes_on_says_what_it_said_last() -> None:
 
 def test_more_privacy_is_more_rounds() -> None:
     run = aggregator({"time": 1e4, "privacy": 1.0}, 50, 5)
-    made = len(carry_out(run, still))
+    made = len(run_to_end(run, still))
     budget = run.ledger.budget.extended(["privacy=+1"])
     more = PrivateAggregator.resume(run.state, method=run.method, budget=budget, more=True)
     assert more.pending is not None
@@ -185,7 +185,7 @@ def test_membership_cannot_be_told_better_than_epsilon_allows(epsilon: float) ->
         )
         updates = np.zeros((nodes, parameters), np.float32)
         updates[0, 0] = 1e6 if there else 0.0
-        rounds = carry_out(run, lambda broadcast: report(broadcast, updates))
+        rounds = run_to_end(run, lambda broadcast: report(broadcast, updates))
         points = [*(each.w for each in rounds), run.state.w]
         total = 0.0
         for broadcast, before, after in zip(rounds, points, points[1:], strict=False):

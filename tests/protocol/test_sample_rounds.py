@@ -25,7 +25,7 @@ from fedbudget.protocol.sample_privacy import (
 from fedbudget.protocol.state import Phase
 from fedbudget.resources.privacy import epsilon_of, rho_of
 from support.private import DELTA, sample_aggregator
-from support.private import carry_out as run_rounds
+from support.private import run_to_end as run_rounds
 from support.problems import costs
 
 

@@ -1,26 +1,35 @@
-"""An aggregator and fleets of which only the state is left between rounds go on to the same
-bits.
-"""
+"""State transitions of a run: the best w, recovery, damped momentum, and resuming."""
 
 import pickle
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32
 from fedbudget.budget.budget import Budget
-from fedbudget.budget.control import FixedTau, Reason
+from fedbudget.budget.control import AdaptiveTau, Estimates, FixedTau, Reason
 from fedbudget.budget.spending import PaperSpending
-from fedbudget.budget.step_size import FixedStep
+from fedbudget.budget.step_size import AutoStep, FixedStep
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import LocalError
+from fedbudget.protocol.messages import Broadcast, Drift, LocalError, Report
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.state import Phase, Quantize
-from support.hand_made import ONE, go_on, make, report
+from fedbudget.protocol.state import (
+    Phase,
+    Quantize,
+    damp_velocity,
+    updated,
+    with_losses,
+)
+from fedbudget.protocol.sums import ReportsHere
+from fedbudget.protocol.update import Accelerate, Average, Motion
+from support.hand_made import ONE, as_broadcast, as_outcome, last, make, report, w_of
 from support.methods import (
     METHODS,
     bits,
@@ -32,30 +41,247 @@ from support.methods import (
 )
 from support.problems import MODELS
 
-METHOD = Method(FixedTau(3), FixedStep(0.1), spending=PaperSpending())  # of `make`
+
+class TestBestW:
+    def play(
+        self, losses: Sequence[float], bests: Sequence[float] | None = None
+    ) -> tuple[list[bool], Outcome]:
+        """Run with these losses; w is (k, -k) in round k + 1.
+
+        Returns the `best` flag of each broadcast, and the outcome. Without `bests`, F(w^f)
+        is the lowest loss so far, as with whole shards.
+        """
+        bests = bests or [float(np.nanmin(losses[: max(1, k)])) for k in range(len(losses))]
+        aggregator = make(controller=FixedTau(1), rounds=len(losses) - 1)
+        broadcast: Broadcast | Outcome = aggregator.start()
+        flags = []
+        for k, (loss, best) in enumerate(zip(losses, bests, strict=True)):
+            broadcast = as_broadcast(broadcast)
+            flags.append(broadcast.best)
+            assert broadcast.w.tolist() == w_of(k).tolist()
+            broadcast = aggregator.receive(report(broadcast, loss, w=k + 1, best=best), ONE)
+        return flags, as_outcome(broadcast)
+
+    def test_lowest_loss_wins(
+        self,
+    ) -> None:
+        """Nodes receive the flag one broadcast later."""
+        flags, outcome = self.play([5, 3, 4, 2, 6])
+        assert flags == [False, False, True, False, True]
+        assert outcome.w.tolist() == w_of(3).tolist()
+
+    def test_final_w_can_win(self) -> None:
+        assert self.play([5, 3, 4, 1])[1].w.tolist() == w_of(3).tolist()
+
+    def test_initial_w_stays_if_best(self) -> None:
+        flags, outcome = self.play([5, 5, 6, 7])
+        assert not any(flags)
+        assert outcome.w.tolist() == [0, 0]
+
+    def test_compared_on_same_mini_batches(self) -> None:
+        # On the samples of round 3, w^f has loss 9 and w(2) has 4, although w(1) had 3.
+        flags, outcome = self.play([5, 3, 4, 6], [5, 5, 9, 4])
+        assert flags == [False, False, True, True]
+        assert outcome.w.tolist() == w_of(2).tolist()
+
+    def test_nonfinite_loss_never_wins(self) -> None:
+        assert self.play([5, 3, np.nan, np.inf])[1].w.tolist() == w_of(1).tolist()
+
+    def test_record_has_both_losses(self) -> None:
+        aggregator = make(controller=FixedTau(1))
+        broadcast = aggregator.start()
+        found = []
+        for k, (loss, best) in enumerate([(5.0, 5.0), (3.0, 5.0), (4.0, 3.0)]):
+            broadcast = as_broadcast(
+                aggregator.receive(report(broadcast, loss, w=k, best=best), ONE)
+            )
+            found.append((last(aggregator).loss, last(aggregator).best_loss))
+        assert found == [(5, 5), (3, 3), (4, 3)]
 
 
-def halfway(new: Float32, old: Float32) -> Float32:
-    """A w that 16-bit differences leave."""
+class TestRecovery:
+    def lost(self, aggregator: Aggregator, broadcast: Broadcast, loss: float) -> Broadcast:
+        nothing = np.full((2, 2), np.nan, np.float32)
+        return as_broadcast(
+            aggregator.receive(replace(report(broadcast, loss, best=5), w=nothing), ONE)
+        )
+
+    def test_repeats_round_with_one_update(self) -> None:
+        aggregator = make(1000)
+        broadcast = as_broadcast(
+            aggregator.receive(report(aggregator.start(), 5, w=1), ONE)
+        )
+        again = self.lost(aggregator, broadcast, loss=4)
+        assert again.w.tolist() == w_of(1).tolist()
+        assert (again.tau, last(aggregator).left_out) == (1, (0, 1))
+        aggregator.receive(report(again, 4), ONE)
+        assert last(aggregator).reason is Reason.RECOVERY
+
+    def test_returns_to_best_after_infinite_loss(self) -> None:
+        aggregator = make(1000)
+        broadcast = as_broadcast(
+            aggregator.receive(report(aggregator.start(), 5, w=1), ONE)
+        )
+        broadcast = as_broadcast(aggregator.receive(report(broadcast, 4, w=2, best=5), ONE))
+        again = self.lost(aggregator, broadcast, loss=np.inf)
+        assert again.w.tolist() == w_of(1).tolist()
+
+    def test_controller_decides_afterwards(self) -> None:
+        aggregator = make(1000)
+        again = self.lost(aggregator, aggregator.start(), loss=4)
+        assert as_broadcast(aggregator.receive(report(again, 4), ONE)).tau == 3
+
+    def test_keeps_all_estimates(self) -> None:
+        aggregator = make(1000, controller=AdaptiveTau())
+        broadcast = as_broadcast(aggregator.receive(report(aggregator.start(), 1), ONE))
+        broadcast = as_broadcast(
+            aggregator.receive(report(broadcast, 1, estimates=(1.0, 2.0, 3.0)), ONE)
+        )
+        nothing = np.full((2, 2), np.inf, np.float32)
+        aggregator.receive(
+            replace(report(broadcast, 1, estimates=(4.0, 5.0, 6.0)), w=nothing), ONE
+        )
+        assert last(aggregator).kept == ("rho", "beta", "delta")
+        assert last(aggregator).estimates == Estimates(1.0, 2.0, 3.0)
+
+    def test_respects_the_budget(self) -> None:
+        aggregator = make(7.5)
+        final = self.lost(aggregator, aggregator.start(), loss=4)
+        assert (final.tau, final.stop) == (0, True)
+
+
+class TestDivergence:
+    """With an adaptive step size, a run returns to w^f if losses are far above the best."""
+
+    def after(self, *losses: float, best: float = 1.0) -> tuple[Aggregator, Broadcast]:
+        """Run rounds with these losses at w; w^f has loss `best` on the same samples."""
+        aggregator = make(
+            1000, step_size=AutoStep(), correct_drift=True, delta="parameters"
+        )
+        broadcast = aggregator.start()
+        for k, loss in enumerate((1.0, *losses)):
+            answer = report(broadcast, loss, w=k + 1, best=best)
+            broadcast = as_broadcast(
+                aggregator.receive(
+                    replace(answer, plain=np.ones(2), corrected=np.zeros(2)), ONE
+                )
+            )
+        return aggregator, broadcast
+
+    def test_after_one_loss_tenfold(self) -> None:
+        aggregator, broadcast = self.after(1.2, 16.0)
+        assert broadcast.w.tolist() == [0, 0]
+        assert (broadcast.tau, broadcast.eta) == (1, 0.001 / 4)
+        assert broadcast.drift == Drift(correct=False, share=0.0)
+        aggregator.receive(
+            replace(report(broadcast, 1.0), plain=np.ones(2), corrected=np.zeros(2)), ONE
+        )
+        assert last(aggregator).reason is Reason.RECOVERY
+
+    def test_after_two_losses_half_above(self) -> None:
+        assert self.after(1.6)[1].w.tolist() == w_of(2).tolist()
+        assert self.after(1.6, 1.2, 1.6)[1].w.tolist() == w_of(4).tolist()
+        assert self.after(1.6, 1.6)[1].w.tolist() == [0, 0]
+
+    def test_not_for_tiny_losses(self) -> None:
+        assert self.after(0.09, 0.09, best=0.001)[1].w.tolist() == w_of(3).tolist()
+        assert self.after(0.11, 0.11, best=0.001)[1].w.tolist() == [0, 0]
+
+    def test_after_a_nan_loss(self) -> None:
+        assert self.after(np.nan)[1].w.tolist() == [0, 0]
+
+    def test_not_with_fixed_step_size(self) -> None:
+        aggregator = make(1000)
+        broadcast = aggregator.start()
+        for k, loss in enumerate((1.0, 100.0, 100.0)):
+            broadcast = as_broadcast(
+                aggregator.receive(report(broadcast, loss, w=k + 1, best=1.0), ONE)
+            )
+        assert broadcast.w.tolist() == w_of(3).tolist()
+
+
+def test_step_size_follows_steepest_finite_beta() -> None:
+    aggregator = make(1000, step_size=AutoStep(kappa=1.0, start=0.01))
+    broadcast = aggregator.start()
+    assert broadcast.request.estimate
+    assert broadcast.request.curvature
+    broadcast = as_broadcast(aggregator.receive(report(broadcast, 1.0), ONE))
+    answer = replace(
+        report(broadcast, 1.0, estimates=(1.0, 1.0, 1.0)), beta=np.array([np.inf, 40.0])
+    )
+    assert as_broadcast(aggregator.receive(answer, ONE)).eta == pytest.approx(1 / 40)
+
+
+def vector(*values: float) -> Float32:
+    return np.array(values, np.float32)
+
+
+class TestDampedVelocity:
+    """Four nodes with one sample each, and given losses at w(t₀) and w^f."""
+
+    def damps(self, losses: list[float], best: list[float]) -> bool:
+        w, ones = np.zeros((4, 2), np.float32), np.ones(4, int)
+        report = Report(
+            2, np.arange(4), ones, np.array(losses), np.array(best), w, None, None, None
+        )
+        sums = ReportsHere(report).sums
+        moving = Motion(vector(4, -2), vector(1, 9))
+        state, _ = with_losses(updated(make().state, t=1, round=2, update=moving), sums)
+        assert damp_velocity(state, Average(), sums) is state
+        after = damp_velocity(state, Accelerate(), sums).update
+        if after is moving:
+            return False
+        assert (after.velocity.tolist(), after.gains.tolist()) == ([2, -1], [1, 5])
+        return True
+
+    def test_after_significantly_worse_loss(self) -> None:
+        assert self.damps([1.3, 1.2, 1.3, 1.2], [1, 1, 1, 1])
+
+    def test_not_after_similar_loss(self) -> None:
+        assert not self.damps([0.9, 0.9, 0.9, 0.9], [1, 1, 1, 1])
+        assert not self.damps([1.04, 1.04, 1.04, 1.04], [1, 1, 1, 1])
+
+    def test_not_after_one_worse_node(self) -> None:
+        """The mean gap is 0.25, equal to its standard error."""
+        assert not self.damps([2, 1, 1, 1], [1, 1, 1, 1])
+
+    @given(st.lists(st.floats(0, 10), min_size=2, max_size=9))
+    def test_standard_error_of_the_gap(self, gaps: list[float]) -> None:
+        nodes, w, best = (
+            np.arange(len(gaps)),
+            np.zeros((len(gaps), 1), np.float32),
+            np.ones(len(gaps)),
+        )
+        report = Report(
+            1, nodes, np.ones(len(gaps), int), best + gaps, best, w, None, None, None
+        )
+        expected = np.std(gaps, ddof=1) / np.sqrt(len(gaps))
+        assert ReportsHere(report).sums.loss_gap_error == pytest.approx(expected, abs=1e-6)
+
+
+METHOD = Method(FixedTau(3), FixedStep(0.1), spending=PaperSpending())
+"""The method of `make`."""
+
+
+def float16_steps(new: Float32, old: Float32) -> Float32:
+    """A quantizer: differences in 16 bits."""
     return np.asarray(old + (new - old).astype(np.float16), np.float32)
 
 
-def _reborn(old: Fleet, new: Fleet) -> Fleet:
-    """The new one with the old one's memory, as another process would have it; as it is
-    before the first round.
-    """
+def _restarted(old: Fleet, new: Fleet) -> Fleet:
+    """`new` with the memory of `old`, as after a restart of the process."""
     with suppress(LocalError):
         new.recall(pickle.loads(pickle.dumps(old.memory())))
     return new
 
 
 @pytest.mark.parametrize("batch", [None, 5])
-@pytest.mark.parametrize("quantize", [None, halfway])
+@pytest.mark.parametrize("quantize", [None, float16_steps])
 @pytest.mark.parametrize(
     ("name", "method"),
     [*((name, "frugal") for name in MODELS), *(("svm", how) for how in METHODS)],
 )
-def test_resuming_after_every_round_changes_no_bit(
+def test_resumed_runs_have_same_bits(
     name: str, method: str, batch: int | None, quantize: Quantize | None
 ) -> None:
     def run(*, resumed: bool) -> list[object]:
@@ -74,7 +300,7 @@ def test_resuming_after_every_round_changes_no_bit(
                 )
                 assert bits(aggregator.pending) == bits(before)
                 fleets = [
-                    _reborn(fleet, new)
+                    _restarted(fleet, new)
                     for fleet, new in zip(fleets, nodes(name, batch), strict=True)
                 ]
             round_ = one_round(aggregator, fleets, time)
@@ -94,7 +320,8 @@ def test_resuming_after_every_round_changes_no_bit(
     assert run(resumed=True) == undisturbed
 
 
-def test_what_comes_after_does_not_change_it() -> None:
+def test_later_rounds_keep_old_states() -> None:
+    """A state is immutable: later rounds do not change it."""
     aggregator, fleets, time = (
         new_aggregator("svm", "frugal"),
         nodes("svm", 5),
@@ -111,12 +338,12 @@ def test_what_comes_after_does_not_change_it() -> None:
     assert bits(aggregator.state) != before
 
 
-def test_what_is_pending_is_what_was_said_last_until_the_run_ends() -> None:
+def test_pending_is_the_last_broadcast() -> None:
     aggregator = make()
     pending = [aggregator.pending]
     broadcast = aggregator.start()
     pending.append(aggregator.pending)
-    again = go_on(aggregator.receive(report(broadcast, 1), ONE))
+    again = as_broadcast(aggregator.receive(report(broadcast, 1), ONE))
     pending.append(aggregator.pending)
     assert aggregator.outcome is None
     outcome = aggregator.interrupt()
@@ -125,8 +352,8 @@ def test_what_is_pending_is_what_was_said_last_until_the_run_ends() -> None:
     assert bits(aggregator.outcome) == bits(outcome)
 
 
-class TestWhatItWasNotTakenFrom:
-    def test_another_budget_is_refused(self) -> None:
+class TestResumeWithOtherSettings:
+    def test_other_budget_is_refused(self) -> None:
         aggregator = make()
         aggregator.start()
         with pytest.raises(
@@ -137,17 +364,17 @@ class TestWhatItWasNotTakenFrom:
             )
 
     @pytest.mark.parametrize("correct", [False, True])
-    def test_drift_that_is_corrected_or_not(self, correct: bool) -> None:
+    def test_other_drift_setting_is_refused(self, correct: bool) -> None:
         aggregator = make(correct_drift=not correct)
         aggregator.start()
-        with pytest.raises(UserError, match="and must resume with(out)? it"):
+        with pytest.raises(UserError, match=r"and must resume with(out)? it"):
             Aggregator.resume(
                 aggregator.state,
                 method=replace(METHOD, correct_drift=correct),
                 budget=Budget({"time": 10}),
             )
 
-    def test_another_request_is_refused(self) -> None:
+    def test_other_request_is_refused(self) -> None:
         aggregator = make()
         aggregator.start()
         with pytest.raises(UserError, match="began with other requests to its nodes"):
@@ -158,25 +385,22 @@ class TestWhatItWasNotTakenFrom:
             )
 
 
-def test_more_may_have_been_spent_than_it_says() -> None:
-    """As where a round was broken off: what it cost is charged, and the round is made
-    again.
-    """
+def test_resumed_run_pays_interrupted_round() -> None:
+    """The cost of an interrupted round is charged, and the round is repeated."""
     aggregator = make(20)
-    go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+    as_broadcast(aggregator.receive(report(aggregator.start(), 1), ONE))
     state = replace(
         aggregator.state, ledger=aggregator.ledger.charge_extra(np.array([7.0]))
     )
     again = Aggregator.resume(state, method=METHOD, budget=Budget({"time": 20}))
     assert again.pending is not None
-    third = go_on(again.receive(report(again.pending, 1), ONE))
+    third = as_broadcast(again.receive(report(again.pending, 1), ONE))
     assert again.ledger.spent.tolist() == [15]
     assert (third.tau, third.stop) == (2, True)  # (20 - 15 - 1 - 2) / 1
 
 
-def test_a_fleet_has_something_to_remember_after_a_round_and_recalls_only_what_is_its_own() -> (
-    None
-):
+def test_fleet_recalls_only_its_memory() -> None:
+    """A fleet has no memory before its first round, and refuses the memory of others."""
     first, second, _ = nodes("svm", None)
     with pytest.raises(LocalError, match="no memory before its first round"):
         first.memory()
@@ -187,4 +411,4 @@ def test_a_fleet_has_something_to_remember_after_a_round_and_recalls_only_what_i
         second.recall(replace(memory, losses=np.zeros(2)))
     assert bits(second.answer(broadcast)) == bits(
         nodes("svm", None)[1].answer(broadcast)
-    )  # refused, it has changed nothing
+    )  # the refused memory changed nothing

@@ -1,6 +1,4 @@
-"""Nodes that make different numbers of local updates: who makes how many, and that w is
-none the worse for it.
-"""
+"""Different numbers of local updates per node: by speed, and by data as in FedNova."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,29 +8,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedbudget
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.budget.budget import Budget
 from fedbudget.budget.control import BalancedTau, FixedTau
 from fedbudget.budget.step_size import FixedStep
+from fedbudget.data.shards import Shards
+from fedbudget.errors import UserError
+from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, PeerError, Request, Work
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.workload import (
     RECENT,
+    DataWorkload,
     NodeTimes,
     StepTimes,
     Workload,
     effective_tau,
 )
-from support.fleets import alone, sorted_parts, together
-from support.hand_made import go_on
+from fedbudget.settings.settings import Settings
+from support.fleets import one_fleet, single_node_fleets, sorted_parts
+from support.hand_made import as_broadcast
 from support.methods import bits
 from support.problems import (
+    MODELS,
+    LocalGradient,
     Problem,
-    converse,
     corrected_descent,
     costs,
     problem,
+    run_rounds,
     unequal_parts,
 )
 
@@ -52,21 +59,19 @@ def workload(times: Sequence[float] | Float64, most: int = 100) -> Workload:
     return found
 
 
-class TestWhoMakesHowMany:
+class TestUpdatesBySpeed:
     def test_by_hand(self) -> None:
         two_fast = workload([0.25, 0.25, 1, 1, 1])
         assert two_fast.updates(2).tolist() == [8, 8, 2, 2, 2]
         # The mean is 4.4, and 1.5 times the harmonic mean 1.5 · 5 / (2/8 + 3/2) = 30/7.
-        said = two_fast.work(2)
-        assert said.effective == pytest.approx(30 / 7)
-        assert (said.most, said.updates) == (8, (8, 8, 2, 2, 2))
+        work = two_fast.work(2)
+        assert work.effective == pytest.approx(30 / 7)
+        assert (work.most, work.updates) == (8, (8, 8, 2, 2, 2))
         assert two_fast.length(9) == 4  # of 2.14, 4.29, 6.43, 8.57, 10.7
 
     @settings(deadline=None)
     @given(times=several_times, length=st.integers(1, 30))
-    def test_nobody_is_longer_at_it_than_the_slowest(
-        self, times: Float64, length: int
-    ) -> None:
+    def test_no_node_exceeds_the_slowest(self, times: Float64, length: int) -> None:
         updates = workload(times).updates(length)
         assert (updates * times <= length * times.max() * (1 + 1e-6)).all()
         assert ((updates + 1) * times > length * times.max() * (1 - 1e-6))[
@@ -76,28 +81,26 @@ class TestWhoMakesHowMany:
 
     @settings(deadline=None)
     @given(times=several_times, tau=st.integers(1, 60))
-    def test_the_length_comes_nearest_to_the_tau_that_is_wanted(
-        self, times: Float64, tau: int
-    ) -> None:
+    def test_effective_tau_is_nearest(self, times: Float64, tau: int) -> None:
         found = workload(times)
         off = {
             k: abs(np.log(effective_tau(found.updates(k)) / tau)) for k in range(1, tau + 1)
         }
         assert off[found.length(tau)] == pytest.approx(min(off.values()))
 
-    def test_no_more_than_the_most(self) -> None:
+    def test_updates_are_limited(self) -> None:
         assert workload([0.001, 1.0], most=40).updates(3).tolist() == [40, 3]
 
-    def test_a_node_of_which_nothing_is_known_makes_as_many_as_the_slowest(self) -> None:
-        said = workload([0.5, 1.0]).work(3)
+    def test_unknown_node_counts_as_slowest(self) -> None:
+        work = workload([0.5, 1.0]).work(3)
         broadcast = Broadcast(
-            2, np.zeros(1, np.float32), 3, 0.1, Request(), best=False, stop=False, work=said
+            2, np.zeros(1, np.float32), 3, 0.1, Request(), best=False, stop=False, work=work
         )
-        assert broadcast.to(np.array([0, 7])).work == Work(said.effective, 6, (6, 3))
+        assert broadcast.to(np.array([0, 7])).work == Work(work.effective, 6, (6, 3))
 
 
-class TestTimes:
-    def test_two_slow_rounds_are_passed_over_and_the_third_counts(self) -> None:
+class TestStepTimes:
+    def test_third_slow_round_counts(self) -> None:
         times = measured(np.array([1.0, 1.0]), rounds=5)
         ratios = []
         for number in range(6, 10):
@@ -107,26 +110,27 @@ class TestTimes:
             ratios.append(found.ratios.tolist())
         assert ratios == [[1, 1], [1, 1], [10, 1], [10, 1]]
 
-    def test_who_is_away_for_long_does_not_set_the_length(self) -> None:
+    def test_absent_nodes_expire(self) -> None:
         times = measured(np.array([1.0, 2.0, 50.0]))
         for number in range(2, RECENT + 2):
             times = times.after(number, NodeTimes(np.array([0, 1]), np.array([1.0, 2.0])))
-        (here, gone) = (
+        here, gone = (
             Workload.of(times, coming, 100) for coming in (RECENT + 1, RECENT + 2)
         )
         assert here is not None
         assert gone is not None
-        assert here.nodes.tolist(), gone.nodes.tolist() == ([0, 1, 2], [0, 1])
+        assert here.nodes.tolist() == [0, 1, 2]
+        assert gone.nodes.tolist() == [0, 1]
 
-    def test_what_is_no_time_says_nothing(self) -> None:
+    def test_invalid_times_are_ignored(self) -> None:
         times = StepTimes.none().after(
             1, NodeTimes(np.arange(4), np.array([1.0, np.nan, 0.0, np.inf]))
         )
         assert times.nodes.tolist() == [0]
 
 
-class TestWhenItIsChosen:
-    """After one round of two nodes, of which one takes four times as long."""
+class TestChoice:
+    """The work after one round with two nodes."""
 
     def work(
         self, times: Sequence[float], *, by_speed: int | None = 100, **limits: float
@@ -145,14 +149,14 @@ class TestWhenItIsChosen:
             budget=Budget(limits),
             expected=costs([0.1] * len(limits), [1.0] * len(limits)),
         )
-        fleet = together(case, unequal_parts(60, 2, 1))
+        fleet = one_fleet(case, unequal_parts(60, 2, 1))
         report = fleet.answer(aggregator.start())
         cost = costs([0.1] * len(limits), [1.0] * len(limits))
-        return go_on(
+        return as_broadcast(
             aggregator.receive(report, cost, times=NodeTimes(report.nodes, np.array(times)))
         ).work
 
-    def test_where_time_is_all_that_is_limited(self) -> None:
+    def test_fast_node_makes_more_updates(self) -> None:
         work = self.work([1, 4], time=1e4)
         assert work is not None
         slow, fast = work.updates[1], work.updates[0]
@@ -173,8 +177,8 @@ class TestWhenItIsChosen:
         assert self.work([1, 4], by_speed=None, time=1e4) is None
 
 
-class TestAgainstASecondImplementation:
-    """With τ = 4 chosen for the effective node, from the second round on."""
+class TestAgainstSecondImplementation:
+    """τ = 4 for the effective node, from round 2 on."""
 
     TIMES = np.array([1.0, 0.2, 3.0, 0.6])
 
@@ -187,16 +191,16 @@ class TestAgainstASecondImplementation:
             max_size=8,
         ),
     )
-    def test_nodes_that_come_late_miss_rounds_and_return(
+    def test_nodes_miss_rounds_and_return(
         self, seed: int, present: list[list[int]]
     ) -> None:
         case = problem("svm", 3)
         parts, start = unequal_parts(len(case.table), 4, seed), case.start(3)
         present = [[0, 1, 2, 3], *present]
-        told = [
+        broadcasts = [
             broadcast
-            for broadcast, _, _ in converse(
-                alone(case, parts),
+            for broadcast, _, _ in run_rounds(
+                single_node_fleets(case, parts),
                 FixedTau(4),
                 eta=0.05,
                 rounds=9,
@@ -208,7 +212,7 @@ class TestAgainstASecondImplementation:
                 by_speed=100,
             )
         ]
-        rounds = told[:9]
+        rounds = broadcasts[:9]
         expected = corrected_descent(
             case.local(parts),
             [len(part) for part in parts],
@@ -222,24 +226,26 @@ class TestAgainstASecondImplementation:
         )
         assert any(each.work is not None for each in rounds)
         np.testing.assert_allclose(
-            np.array([each.w for each in told]), np.array(expected), atol=2e-5
+            np.array([each.w for each in broadcasts]), np.array(expected), atol=2e-5
         )
 
     @pytest.mark.parametrize("batch", [None, 5])
-    def test_nodes_alone_and_together_give_the_same_bits(self, batch: int | None) -> None:
+    def test_fleet_matches_single_nodes(self, batch: int | None) -> None:
         case = problem("softmax", 4)
         parts = unequal_parts(len(case.table), 4, 12)
 
         def visited(*, each_alone: bool) -> list[object]:
             fleets = (
-                alone(case, parts, batch) if each_alone else [together(case, parts, batch)]
+                single_node_fleets(case, parts, batch)
+                if each_alone
+                else [one_fleet(case, parts, batch)]
             )
             how: dict[str, Any] = {
                 "correct_drift": True,
                 "delta": "parameters",
                 "by_speed": 100,
             }
-            run = converse(
+            run = run_rounds(
                 fleets,
                 FixedTau(4),
                 eta=0.1,
@@ -253,14 +259,12 @@ class TestAgainstASecondImplementation:
         assert visited(each_alone=True) == visited(each_alone=False)
 
 
-class TestWhereItComesToRest:
-    """Nodes with data of their own kinds, of which the fast ones make up to eight times the
-    updates.
-    """
+class TestLimit:
+    """Nodes with different data; the fast ones make up to eight times the updates."""
 
     TIMES = np.array([1.0, 0.125, 0.5, 1.0])
 
-    def test_with_drift_corrected_at_the_minimum_whatever_each_makes(self) -> None:
+    def test_minimum_with_drift_correction(self) -> None:
         case = problem("svm", 2)
         parts, w = sorted_parts(case, 4), case.start(1)
         how: dict[str, Any] = {
@@ -270,9 +274,9 @@ class TestWhereItComesToRest:
             "correct_drift": True,
             "delta": "parameters",
         }
-        *_, (equal, _, _) = converse([together(case, parts)], FixedTau(6), **how)
-        *_, (unequal, _, _) = converse(
-            [together(case, parts)], FixedTau(6), times=self.TIMES, by_speed=100, **how
+        *_, (equal, _, _) = run_rounds([one_fleet(case, parts)], FixedTau(6), **how)
+        *_, (unequal, _, _) = run_rounds(
+            [one_fleet(case, parts)], FixedTau(6), times=self.TIMES, by_speed=100, **how
         )
         least = self.minimum(case)
         assert unequal.catch_up is not None
@@ -280,14 +284,14 @@ class TestWhereItComesToRest:
             assert case.loss(end.astype(np.float64), case.x, case.y) <= least * (1 + 1e-5)
         np.testing.assert_allclose(unequal.w, equal.w, atol=1e-4)
 
-    def test_without_it_somewhere_else(self) -> None:
-        """Normalising alone, as FedNova does, is no cure."""
+    def test_no_minimum_without_drift_correction(self) -> None:
+        """Normalization alone, as in FedNova, is not enough."""
         case = problem("svm", 2)
-        fleet, w = together(case, sorted_parts(case, 4)), case.start(1)
-        said = workload(self.TIMES).work(3)
+        fleet, w = one_fleet(case, sorted_parts(case, 4)), case.start(1)
+        work = workload(self.TIMES).work(3)
         for number in range(1, 301):
             w = self.averaged(
-                fleet.answer(self.uncorrected(number, w, said)).w, fleet.shards.size
+                fleet.answer(self.uncorrected(number, w, work)).w, fleet.shards.size
             )
         assert case.loss(w.astype(np.float64), case.x, case.y) > self.minimum(case) * (
             1 + 1e-3
@@ -308,9 +312,9 @@ class TestWhereItComesToRest:
 
 
 @pytest.mark.parametrize("updates", [(1,), (1, 0), (3, 1)])
-def test_a_fleet_refuses_work_that_is_not_its_own(updates: tuple[int, ...]) -> None:
+def test_fleet_refuses_wrong_work(updates: tuple[int, ...]) -> None:
     case = problem("svm", 3)
-    fleet = together(case, unequal_parts(60, 2, 1))
+    fleet = one_fleet(case, unequal_parts(60, 2, 1))
     broadcast = Broadcast(
         1,
         case.start(1),
@@ -323,3 +327,135 @@ def test_a_fleet_refuses_work_that_is_not_its_own(updates: tuple[int, ...]) -> N
     )
     with pytest.raises(PeerError, match="2 nodes cannot make"):
         fleet.receive(broadcast)
+
+
+def fednova(
+    nodes: Sequence[LocalGradient],
+    sizes: Sequence[int],
+    x: Float64,
+    *,
+    steps: Sequence[int],
+    eta: float,
+) -> Float64:
+    """Wang et al., (6) to (8), a_i all ones: x - τ_eff Σ p_i η d_i, τ_eff = Σ p_i τ_i."""
+    shares = np.array(sizes) / sum(sizes)
+    directions = []
+    for gradient, tau in zip(nodes, steps, strict=True):
+        own, total = x.copy(), np.zeros_like(x)
+        for _ in range(tau):
+            slope = gradient(own)
+            own, total = own - eta * slope, total + slope
+        directions.append(total / tau)
+    effective = float(shares @ np.array(steps))
+    return np.asarray(x - effective * eta * np.tensordot(shares, directions, axes=1))
+
+
+class TestFedNova:
+    SIZES = (6, 24, 12, 18)
+    UPDATES = (2, 8, 4, 6)
+
+    def parts(self, case: Problem) -> list[Int64]:
+        return np.split(np.argsort(case.x[:, 0]), np.cumsum(self.SIZES)[:-1])
+
+    @pytest.mark.parametrize("name", MODELS)
+    def test_rounds_match_publication(self, name: str) -> None:
+        case = problem(name, 3)
+        parts, w = self.parts(case), case.start(3)
+        by_data = DataWorkload(self.SIZES)
+        rounds = run_rounds(
+            single_node_fleets(case, parts),
+            FixedTau(8),
+            eta=0.05,
+            rounds=7,
+            w=w,
+            by_data=by_data,
+        )
+        expected = [w.astype(np.float64)]
+        for _ in range(7):
+            expected.append(
+                fednova(
+                    case.local(parts),
+                    self.SIZES,
+                    expected[-1],
+                    steps=self.UPDATES,
+                    eta=0.05,
+                )
+            )
+        np.testing.assert_allclose(
+            [broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5
+        )
+
+    def test_with_fedprox(self) -> None:
+        """A node makes its own number of updates; its update is rescaled to τ_eff."""
+        case = problem("svm", 4)
+        parts, w = self.parts(case), case.start(4)
+        how: dict[str, Any] = {"by_data": DataWorkload(self.SIZES), "proximal": 0.7}
+        fleets = [Fleet(case.model, Shards.of(case.table, parts), batch=None, seed=9)]
+        _, report, _ = next(
+            iter(run_rounds(fleets, FixedTau(8), eta=0.05, rounds=1, w=w, **how))
+        )
+        effective = (
+            sum(
+                size * updates
+                for size, updates in zip(self.SIZES, self.UPDATES, strict=True)
+            )
+            / 60
+        )
+        assert report.w is not None
+        for own, gradient, updates in zip(
+            report.w, case.local(parts), self.UPDATES, strict=True
+        ):
+            end = start = w.astype(np.float64)
+            for _ in range(updates):
+                end = end - 0.05 * (gradient(end) + 0.7 * (end - start))
+            np.testing.assert_allclose(own, w + effective / updates * (end - w), atol=2e-5)
+
+    def test_equal_shards_are_averaged(self) -> None:
+        case = problem("softmax", 5)
+        parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(5)
+        common: dict[str, Any] = {"eta": 0.1, "rounds": 5, "w": w}
+        by_data = DataWorkload((15,) * 4)
+        plain, nova = (
+            [
+                each.w
+                for each, _, _ in run_rounds(
+                    single_node_fleets(case, parts), FixedTau(5), **common, by_data=how
+                )
+            ]
+            for how in (None, by_data)
+        )
+        np.testing.assert_allclose(plain, nova, atol=1e-6)
+
+    def test_run_assigns_updates_by_samples(self) -> None:
+        common: dict[str, Any] = {
+            "partition": "dirichlet:0.3",
+            "tau": 20,
+            "step_size": 0.1,
+            "rounds": 3,
+            "model": "svm",
+        }
+        run = simulate(
+            Settings(**common, method="frugal", drift_correction=False, workload="by-data")
+        )
+        assert run.aggregator is not None
+        broadcast = run.aggregator.pending
+        assert broadcast is not None
+        assert broadcast.work is not None
+        sizes = run.shards.size
+        assert broadcast.work.updates == tuple(
+            max(1, round(20 * size / sizes.max())) for size in sizes.tolist()
+        )
+        assert broadcast.tau == broadcast.work.most == 20
+
+    def test_real_nodes_are_refused(self) -> None:
+        with pytest.raises(
+            UserError, match="workload by-data works only with simulated nodes"
+        ):
+            fedbudget.train(
+                dataset="digits",
+                model="svm",
+                rounds=2,
+                workload="by-data",
+                tau=3,
+                engine="network",
+            )

@@ -1,24 +1,22 @@
-"""The conversation with all that a network does to it, in any order: hypothesis plays the
-network.
+"""Random runs of the aggregator: unreliable networks, random costs, and hostile reports.
 
-Nodes join, leave, and come back with or without their memory; reports are lost, come twice,
-or come too late; the aggregator is killed and recalled. Whatever happens:
+`Network` is a state machine. Nodes join, leave, and return with or without their memory;
+reports are lost, duplicated or late; the aggregator is killed and resumed. It checks:
 
-- what was spent, t and the round never fall, and are the sums over the rounds that were
-  closed, each counted once;
-- a report that is refused changes nothing;
-- a node that answers the same broadcast again says the same, to the last bit;
+- cost, t and the round number never decrease, and count each closed round once;
+- a refused report changes nothing;
+- a node that answers the same broadcast twice sends the same bits;
 - every node compares with the right w^f, and with whole shards and all nodes present w^f
   never gets worse;
-- c is the mean of all c_i, where the proof in protocol/drift.py says so, and every node
-knows its own c_i."""
+- c is the mean of all c_i, as proved in protocol/drift.py, and every node has its own c_i.
+"""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -29,29 +27,33 @@ from hypothesis.stateful import (
 )
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.budget.budget import Budget
-from fedbudget.budget.control import AdaptiveTau, FixedTau
+from fedbudget.budget.budget import Budget, Costs
+from fedbudget.budget.control import AdaptiveTau, ControlInputs, Decision, FixedTau, Reason
+from fedbudget.budget.spending import PaperSpending
 from fedbudget.budget.step_size import AutoStep, FixedStep
 from fedbudget.data.shards import Shards
-from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, PeerError, Report
+from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.workload import NodeTimes
-from support.hand_made import go_on
-from support.methods import accelerated, bits
+from support.fleets import single_node_fleets, sorted_parts
+from support.hand_made import as_broadcast, report
+from support.methods import METHODS, accelerated, bits
 from support.problems import costs, problem
 
-CASE = problem("svm", 3)
+SVM = problem("svm", 3)
+
 NODES = range(4)
-PARTS = np.split(
-    np.argsort(CASE.x[:, 0]), [7, 22, 40]
-)  # data of their own kinds, in different amounts
+
+PARTS = np.split(np.argsort(SVM.x[:, 0]), [7, 22, 40])  # different data, different sizes
+
 SIZES = [len(part) for part in PARTS]
+
 node_numbers = st.sampled_from(NODES)
 
-METHODS = {
+NETWORK_METHODS = {
     "plain": Method(FixedTau(2), FixedStep(0.1)),
     "corrected": Method(FixedTau(3), FixedStep(0.1), correct_drift=True),
     "frugal": Method(
@@ -59,18 +61,20 @@ METHODS = {
     ),
     "accelerated": accelerated(tau_max=6),
 }
-METHODS |= {
-    f"{name} by speed": replace(METHODS[name], by_speed=20)
+
+NETWORK_METHODS |= {
+    f"{name} by speed": replace(NETWORK_METHODS[name], by_speed=20)
     for name in ("frugal", "accelerated")
 }
+
 TIMES = np.array([1.0, 0.2, 3.0, 0.6])
-"""Of a local update at each node."""
+"""Seconds of a local update at each node."""
 
 
 def new_fleet(node: int, batch: int | None) -> Fleet:
     return Fleet(
-        CASE.model,
-        Shards.of(CASE.table, [PARTS[node]]),
+        SVM.model,
+        Shards.of(SVM.table, [PARTS[node]]),
         batch=batch,
         seed=9,
         numbers=[node],
@@ -78,32 +82,34 @@ def new_fleet(node: int, batch: int | None) -> Fleet:
 
 
 def loss(w: Float32, nodes: list[int]) -> float:
-    """F over these nodes' samples, in float64."""
+    """F over the samples of these nodes, in float64."""
     rows = np.concatenate([PARTS[node] for node in nodes])
-    return CASE.loss(w.astype(np.float64), CASE.x[rows], CASE.y[rows])
+    return SVM.loss(w.astype(np.float64), SVM.x[rows], SVM.y[rows])
 
 
 class Network(RuleBasedStateMachine):
-    """Carries messages between an aggregator and four nodes, badly."""
+    """Carry messages unreliably between an aggregator and four nodes."""
 
-    @initialize(method=st.sampled_from(sorted(METHODS)), batch=st.sampled_from([None, 3]))
+    @initialize(
+        method=st.sampled_from(sorted(NETWORK_METHODS)), batch=st.sampled_from([None, 3])
+    )
     def start(self, method: str, batch: int | None) -> None:
         self.how: dict[str, Any]
         self.how, self.batch = (
-            {"budget": Budget({"time": 1e6}), "method": METHODS[method]},
+            {"budget": Budget({"time": 1e6}), "method": NETWORK_METHODS[method]},
             batch,
         )
-        self.aggregator = Aggregator(CASE.start(1), expected=costs([1], [1]), **self.how)
+        self.aggregator = Aggregator(SVM.start(1), expected=costs([1], [1]), **self.how)
         self.broadcast = self.aggregator.start()
         self.fleets = {node: new_fleet(node, batch) for node in NODES}
         self.connected: set[int] = set()
         self.without_memory: set[int] = set()  # to be forgotten when the round is over
-        self.before: dict[int, Fleet] = {}  # forks of those who have answered in this round
+        self.before: dict[int, Fleet] = {}  # forks of nodes that answered in this round
         self.arrived: dict[int, Report] = {}
         self.answered: dict[int, Any] = {}  # the bits of all answers in this round
         self.late: list[Report] = []
-        self.own: dict[int, Float64] = {}  # c_i of all that count, worked out here
-        self.last_w = self.broadcast.w  # of the round before
+        self.own: dict[int, Float64] = {}  # c_i of all counted nodes, computed here
+        self.last_w = self.broadcast.w  # w of the previous round
         self.spent, self.t, self.rounds = 0.0, 0, 0
 
     # Nodes.
@@ -128,7 +134,7 @@ class Network(RuleBasedStateMachine):
     )
     def answer(self, node: int, fate: str) -> None:
         if node not in self.connected or node in self.before or node in self.without_memory:
-            return  # who comes back without memory takes part from the next round on
+            return  # a node without memory takes part from the next round on
         fleet = self.fleets[node]
         self.before[node] = fleet.fork()
         report = fleet.answer(self.broadcast.to(fleet.numbers))
@@ -139,7 +145,7 @@ class Network(RuleBasedStateMachine):
             self.late.append(report)
 
     @rule()
-    def everyone_answers(self) -> None:
+    def all_answer(self) -> None:
         for node in NODES:
             self.join(node)
             self.answer(node, "arrives")
@@ -165,7 +171,9 @@ class Network(RuleBasedStateMachine):
         random.shuffle(reports)
         report = Report.merge(reports)
         times = NodeTimes(report.nodes, TIMES[report.nodes])
-        answer = go_on(self.aggregator.receive(report, costs([seconds], [1]), times=times))
+        answer = as_broadcast(
+            self.aggregator.receive(report, costs([seconds], [1]), times=times)
+        )
         self.spent += seconds * broadcast.tau + 1
         self.t += (
             broadcast.tau if broadcast.work is None else round(broadcast.work.effective)
@@ -177,7 +185,7 @@ class Network(RuleBasedStateMachine):
         self.last_w = broadcast.w
         self.check_best(before)
         for node, fork in self.before.items():
-            if node not in self.arrived:  # what it said came to nothing
+            if node not in self.arrived:  # its report was lost
                 self.fleets[node] = fork
         self.broadcast = answer
         self.check_mean()
@@ -188,7 +196,7 @@ class Network(RuleBasedStateMachine):
         self.before, self.arrived, self.answered, self.without_memory = {}, {}, {}, set()
 
     def learn(self, broadcast: Broadcast, report: Report) -> None:
-        """Each c_i after an interval, by its definition."""
+        """Compute each c_i after an interval from its definition."""
         assert report.w is not None
         corrected = broadcast.drift is not None and broadcast.drift.correct
         of_these = {
@@ -198,14 +206,12 @@ class Network(RuleBasedStateMachine):
         of_others = (
             self.own
             if corrected
-            else {node: np.zeros(CASE.model.parameters) for node in self.own}
+            else {node: np.zeros(SVM.model.parameters) for node in self.own}
         )
         self.own = of_others | of_these
 
     def learned(self, broadcast: Broadcast, node: int, w: Float32) -> Float64:
-        """c_i: along what a node's own gradients led it, from w(t₀) and what was gone once
-        more of w's last way.
-        """
+        """c_i: the mean gradient of the node, from the extrapolated w(t₀)."""
         start = broadcast.w.astype(np.float64)
         start = start + broadcast.momentum * (start - self.last_w)
         drift, c = broadcast.drift, self.mean()
@@ -219,7 +225,7 @@ class Network(RuleBasedStateMachine):
 
     def mean(self) -> Float64:
         if not self.own:
-            return np.zeros(CASE.model.parameters)
+            return np.zeros(SVM.model.parameters)
         weights = [SIZES[node] for node in self.own]
         return np.asarray(np.average(list(self.own.values()), axis=0, weights=weights))
 
@@ -239,8 +245,8 @@ class Network(RuleBasedStateMachine):
             )
 
     @rule()
-    def kill_and_resume_the_aggregator(self) -> None:
-        """What had arrived is gone; nodes go back, and do the round again."""
+    def kill_and_resume_aggregator(self) -> None:
+        """Arrived reports are lost; nodes go back and repeat the round."""
         before = self.aggregator.state
         self.aggregator = Aggregator.resume(before, **self.how)
         assert bits(self.aggregator.state) == bits(before)
@@ -248,7 +254,7 @@ class Network(RuleBasedStateMachine):
         self.fleets |= self.before
         self.before, self.arrived = {}, {}
 
-    # What must be refused.
+    # Refused reports.
 
     def check_refused(self, *reports: Report) -> None:
         before, record = bits(self.aggregator.state), self.aggregator.last
@@ -259,7 +265,7 @@ class Network(RuleBasedStateMachine):
 
     @precondition(lambda self: self.arrived)
     @rule(data=st.data())
-    def a_report_comes_twice(self, data: st.DataObject) -> None:
+    def duplicate_report(self, data: st.DataObject) -> None:
         twice = self.arrived[data.draw(st.sampled_from(sorted(self.arrived)))]
         self.check_refused(*self.arrived.values(), twice)
 
@@ -267,7 +273,7 @@ class Network(RuleBasedStateMachine):
         lambda self: any(report.round < self.broadcast.round for report in self.late)
     )
     @rule(data=st.data(), alone=st.booleans())
-    def a_report_comes_late(self, data: st.DataObject, alone: bool) -> None:
+    def late_report(self, data: st.DataObject, alone: bool) -> None:
         old = [
             number
             for number, report in enumerate(self.late)
@@ -276,12 +282,12 @@ class Network(RuleBasedStateMachine):
         late = self.late.pop(data.draw(st.sampled_from(old)))
         self.check_refused(late, *([] if alone else self.arrived.values()))
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
-    def every_round_is_counted_once_and_nothing_is_taken_back(self) -> None:
+    def each_round_counts_once(self) -> None:
         if not hasattr(self, "rounds"):
-            return  # hypothesis looks before the start, too
+            return  # hypothesis also checks before the start
         state = self.aggregator.state
         assert state.round == self.rounds + 1
         assert state.t == self.t
@@ -291,4 +297,143 @@ class Network(RuleBasedStateMachine):
 Network.TestCase.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None
 )
+
 TestNetwork = Network.TestCase
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A controller that chooses at random."""
+
+    rng: np.random.Generator
+
+    @property
+    def estimates(self) -> bool:
+        return False
+
+    def first(self) -> Decision:
+        return Decision(int(self.rng.integers(1, 30)), Reason.FIXED)
+
+    def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
+        return self.first()
+
+
+NAMES = ("time", "energy", "bytes")
+
+
+def some_costs(rng: np.random.Generator, resources: int) -> Costs:
+    """Random costs; some are 0, as bytes per update are."""
+    step, aggregation = rng.exponential(1.0, (2, resources))
+    return Costs(step * (rng.random(resources) < 0.8), aggregation + 1e-3)
+
+
+def random_run(rng: np.random.Generator) -> tuple[Aggregator, Costs]:
+    resources = int(rng.integers(1, 4))
+    expected = some_costs(rng, resources)
+    limits = (
+        2 * (expected.step + expected.aggregation) * (1 + rng.exponential(20.0, resources))
+    )
+    aggregator = Aggregator(
+        np.zeros(2, np.float32),
+        method=Method(Drawn(rng), FixedStep(0.1), spending=PaperSpending()),
+        budget=Budget(dict(zip(NAMES, limits.tolist(), strict=False))),
+        expected=expected,
+        rounds=int(rng.integers(1, 20)) if rng.random() < 0.2 else None,
+    )
+    return aggregator, expected
+
+
+@settings(deadline=None, max_examples=200)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_overspending_is_bounded_by_rising_costs(
+    seed: int,
+) -> None:
+    """At each decision a round and the final loss fit at the estimated costs. Only a later
+    rise of costs can overspend.
+    """
+    rng = np.random.default_rng(seed)
+    aggregator, expected = random_run(rng)
+    broadcast: Broadcast | Outcome = aggregator.start()
+    decided, beyond = expected, np.zeros_like(expected.step)
+    stopping = False
+    while isinstance(broadcast, Broadcast):
+        at_once = (
+            broadcast.tau == 0 and not stopping
+        )  # the final loss, which is evaluated even if it does not fit
+        if not stopping and not at_once:
+            decided, beyond = aggregator.ledger.costs, np.zeros_like(beyond)
+        stopping = broadcast.stop
+        actual = some_costs(rng, len(beyond))
+        free = Costs(np.zeros_like(beyond), np.zeros_like(beyond))
+        beyond = beyond + rise(free if at_once else decided, actual, max(1, broadcast.tau))
+        broadcast = aggregator.receive(report(broadcast, 1), actual)
+    limit = broadcast.ledger.budget.array
+    assert (broadcast.ledger.spent <= limit + beyond + 1e-9 * limit).all()
+    assert broadcast.stopped_by in (*broadcast.ledger.budget.limits, "rounds")
+
+
+def rise(estimated: Costs, actual: Costs, updates: int) -> Float64:
+    step, aggregation = (
+        actual.step - estimated.step,
+        actual.aggregation - estimated.aggregation,
+    )
+    return np.asarray(step * updates + aggregation)
+
+
+@settings(deadline=None, max_examples=200)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_constant_costs_use_the_budget(seed: int) -> None:
+    """The rest of the binding resource does not pay for another round with one update."""
+    aggregator, steady = random_run(np.random.default_rng(seed))
+    broadcast: Broadcast | Outcome = aggregator.start()
+    while isinstance(broadcast, Broadcast):
+        broadcast = aggregator.receive(report(broadcast, 1), steady)
+    budget = broadcast.ledger.budget
+    left = budget.array - broadcast.ledger.spent
+    assert (left >= -1e-9 * budget.array).all()
+    if broadcast.stopped_by != "rounds":
+        binding = list(budget.limits).index(broadcast.stopped_by)
+        one_more = steady.step[binding] + steady.aggregation[binding]
+        assert left[binding] <= one_more + 1e-9 * budget.array[binding]
+
+
+SOFTMAX = problem("softmax", seed=4)
+
+ANYTHING = st.floats(width=32) | st.sampled_from(
+    [3.4e38, -3.4e38, 1e30, -1e30, 9e11, 1e-30]
+)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_hostile_numbers_keep_run_alive(name: str, data: st.DataObject) -> None:
+    """One of three nodes sends arbitrary numbers."""
+    aggregator = Aggregator(
+        SOFTMAX.start(0),
+        method=METHODS[name],
+        budget=Budget({"time": 100.0}),
+        expected=Costs(np.array([1.0]), np.array([1.0])),
+        rounds=6,
+    )
+    fleets = single_node_fleets(SOFTMAX, sorted_parts(SOFTMAX, 3))
+    message: Broadcast | Outcome = aggregator.start()
+    while isinstance(message, Broadcast):
+        *honest, other = [fleet.answer(message) for fleet in fleets]
+        field = data.draw(
+            st.sampled_from(
+                [each for each in (*NUMBERS, *VECTORS) if getattr(other, each) is not None]
+            )
+        )
+        other = replace(
+            other, **{field: np.full_like(getattr(other, field), data.draw(ANYTHING))}
+        )
+        message = aggregator.receive(
+            Report.merge([*honest, other]), Costs(np.array([0.5]), np.array([0.5]))
+        )
+        state = aggregator.state
+        assert np.isfinite(state.w).all()
+        assert np.isfinite(state.best).all()
+        assert 0 < state.step_size.eta < np.inf
+        if state.estimates is not None:
+            assert all(np.isfinite(value) for value in vars(state.estimates).values())

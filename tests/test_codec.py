@@ -1,6 +1,4 @@
-"""Dataclasses as plain values and arrays, and back: to the bit, and nothing that does not
-fit is taken.
-"""
+"""The codec: dataclasses as plain values and arrays, and back."""
 
 import json
 import math
@@ -45,7 +43,8 @@ OUTER = Outer(
 )
 
 
-def carried(value: Any) -> Any:
+def round_trip(value: Any) -> Any:
+    """Flatten, encode as JSON, and restore."""
     plain, arrays = flatten(value)
     return restore(type(value), json.loads(json.dumps(plain)), arrays)
 
@@ -61,23 +60,23 @@ def test_arrays_are_named_by_their_path() -> None:
 
 
 @given(st.floats(), st.integers(-(2**200), 2**200), st.text())
-def test_comes_back_to_the_bit(number: float, count: int, name: str) -> None:
+def test_round_trip_keeps_bits(number: float, count: int, name: str) -> None:
     value = replace(
         OUTER, name=name, count=count, inner=(Inner(np.array([number]), number),)
     )
-    assert bits(carried(value)) == bits(value)
+    assert bits(round_trip(value)) == bits(value)
 
 
-def test_messages_and_positions_come_back() -> None:
+def test_round_trip_of_messages() -> None:
     w = np.ones(2, np.float32)
     broadcast = Broadcast(
         3, w, 2, 0.1, Request(drift=True), True, False, Drift(True, 0.5), CatchUp(w, -w, 2)
     )
-    assert bits(carried(broadcast)) == bits(broadcast)
+    assert bits(round_trip(broadcast)) == bits(broadcast)
     sampler = Sampler(np.array([10, 12]), 3, 0)
     sampler.round(3)
-    assert bits(carried(sampler.position)) == bits(sampler.position)
-    assert carried(Decision(3, Reason.BUDGET)) == Decision(3, Reason.BUDGET)
+    assert bits(round_trip(sampler.position)) == bits(sampler.position)
+    assert round_trip(Decision(3, Reason.BUDGET)) == Decision(3, Reason.BUDGET)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_messages_and_positions_come_back() -> None:
     [
         (
             {"more": 1},
-            "needs name, inner, w, any_type, count, not name, inner, w, any_type, count, more",
+            "needs name, inner, w, any_type, count, not .*, count, more",
         ),
         (
             {"inner": [{"values": "inner.0.values", "number": 1.0, "more": 1}]},
@@ -100,13 +99,13 @@ def test_messages_and_positions_come_back() -> None:
         ({"name": None}, "Expected `str`, got `null`"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_values_are_refused(changes: dict[str, Any], message: str) -> None:
     plain, arrays = flatten(OUTER)
     with pytest.raises(ValueError, match=message):
         restore(Outer, plain | changes, arrays)
 
 
-def test_nothing_may_be_missing_or_left_over() -> None:
+def test_missing_and_extra_are_refused() -> None:
     plain, arrays = flatten(OUTER)
     with pytest.raises(ValueError, match="needs name, inner, w, any_type, count"):
         restore(
@@ -119,7 +118,7 @@ def test_nothing_may_be_missing_or_left_over() -> None:
             restore(Outer, wrong, {})
 
 
-def test_what_cannot_be_carried_is_refused() -> None:
+def test_unsupported_types_are_refused() -> None:
     @dataclass(frozen=True)
     class Odd:
         value: Any
