@@ -1,6 +1,4 @@
-"""What the Ray engine does before it has a cluster; tests/test_cluster.py is about runs on
-one.
-"""
+"""The Ray engine without a cluster. Runs on a cluster are in tests/system."""
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from fedbudget.errors import WorkError
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:many"])
-def test_a_cluster_that_is_not_there_is_told_at_once(address: str) -> None:
+def test_unreachable_cluster_is_reported(address: str) -> None:
     with (
         pytest.raises(WorkError, match=f"Ray cannot be reached at {address}: "),
         engine.cluster(address),
@@ -18,13 +16,14 @@ def test_a_cluster_that_is_not_there_is_told_at_once(address: str) -> None:
         pass
 
 
-def test_shares_are_even_and_made_up_of_few_branches() -> None:
+def test_actors_receive_even_shares() -> None:
+    """No actor receives more than 113 % of the mean number of nodes, plus one."""
     for nodes in (1, 5, 200, 99_999, 100_000, 1_000_000):
         for actors in (1, 2, 3, 7, 64):
             if actors > nodes:
                 continue
-            found = np.array(engine.group_bounds(nodes, actors))
-            shares = np.diff(found)
+            bounds = np.array(engine.group_bounds(nodes, actors))
+            shares = np.diff(bounds)
             assert shares.sum() == nodes
             assert shares.min() > 0
             assert shares.max() <= nodes / actors * 1.13 + 1

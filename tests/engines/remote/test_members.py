@@ -1,4 +1,4 @@
-"""Who takes part: numbers that stay with a node, and what is lost when one goes or forgets."""
+"""Members of a run: stable node numbers, lost memory, and the weight of claimed samples."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ def three() -> Members[str]:
     return members
 
 
-def test_numbers_follow_each_other() -> None:
+def test_numbers_are_consecutive() -> None:
     members = three()
     assert {name: member.numbers.tolist() for name, member in members.items()} == {
         "a": [0],
@@ -25,7 +25,7 @@ def test_numbers_follow_each_other() -> None:
     assert members.nodes(["a", "b"]) == 3
 
 
-def test_one_that_is_back_keeps_its_numbers() -> None:
+def test_returning_node_keeps_its_numbers() -> None:
     members = three()
     members["b"].base_round = 4
     back = members.join("b", [9, 9])
@@ -36,7 +36,7 @@ def test_one_that_is_back_keeps_its_numbers() -> None:
     )
 
 
-def test_another_key_takes_the_numbers_and_no_memory() -> None:
+def test_replacement_takes_numbers_without_memory() -> None:
     members = three()
     members["b"].base_round, members["b"].rounds = 4, 3
     new = members.replace("b", "d", [6, 6])
@@ -52,8 +52,8 @@ def test_another_key_takes_the_numbers_and_no_memory() -> None:
 
 
 @pytest.mark.parametrize("base_round", [0, 3])
-def test_what_was_known_is_lost_once(base_round: int) -> None:
-    """A node that was in no round has nothing to lose."""
+def test_lost_memory_is_reported_once(base_round: int) -> None:
+    """A node without a counted round has nothing to lose."""
     members = three()
     members["a"].base_round = base_round
     members["a"].forget()
@@ -64,7 +64,7 @@ def test_what_was_known_is_lost_once(base_round: int) -> None:
     assert members["a"].base_round == 0
 
 
-def test_only_who_is_away_for_long_is_given_up() -> None:
+def test_long_absence_loses_memory() -> None:
     members = three()
     for member in members.values():
         member.base_round = 2
@@ -76,7 +76,7 @@ def test_only_who_is_away_for_long_is_given_up() -> None:
     assert [member.base_round for member in members.values()] == [2, 0, 2]
 
 
-def test_a_snapshot_does_not_change() -> None:
+def test_snapshot_is_independent() -> None:
     members = three()
     before = members.snapshot()
     members["a"].rounds += 1
@@ -84,7 +84,7 @@ def test_a_snapshot_does_not_change() -> None:
     assert (before["a"].rounds, list(before)) == (0, ["a", "b", "c"])
 
 
-def test_status_of_one_that_is_away() -> None:
+def test_status_of_absent_node() -> None:
     member = three()["b"]
     member.missed = 2
     away, idle = member.status("b", "away", 100.0), member.status("b", "idle", 100.0)
@@ -92,26 +92,26 @@ def test_status_of_one_that_is_away() -> None:
     assert (idle.state, idle.last_seen) == ("idle", 100.0)
 
 
-def test_names_are_ordered_by_their_numbers() -> None:
+def test_names_sort_by_their_numbers() -> None:
     names = ["node-10", "b", "node-9", "node-2-1", "node-2"]
     assert sorted(names, key=name_order) == ["b", "node-2", "node-2-1", "node-9", "node-10"]
 
 
 @given(st.lists(st.integers(1, 2**40), min_size=3, max_size=8), st.floats(0.1, 1.0))
-def test_none_has_more_than_its_share(sizes: list[int], share: float) -> None:
-    """Where the share is less than one of so many, all count the same; rounding down to
-    whole samples aside.
+def test_no_node_exceeds_its_share(sizes: list[int], share: float) -> None:
+    """Up to rounding to whole samples. If the share is below 1/n, all nodes weigh the
+    same.
     """
     members: Members[str] = Members(share=share)
     for number, size in enumerate(sizes):
         members.join(f"n{number}", [size])
     counted = [int(member.counted.sum()) for member in members.values()]
-    assert all(ours <= told for ours, told in zip(counted, sizes, strict=True))
+    assert all(ours <= claimed for ours, claimed in zip(counted, sizes, strict=True))
     assert max(counted) <= max(share, 1 / len(sizes)) * sum(counted) + len(sizes)
     assert all(
-        ours == told
-        for ours, told in zip(counted, sizes, strict=True)
-        if told <= share * sum(counted) - 1
+        ours == claimed
+        for ours, claimed in zip(counted, sizes, strict=True)
+        if claimed <= share * sum(counted) - 1
     )
 
 
@@ -119,9 +119,11 @@ def test_none_has_more_than_its_share(sizes: list[int], share: float) -> None:
     ("share", "size", "counts"),
     [(None, 150, 150), (None, 500_000, 220), (None, 2**40, 1), (0.5, 2**40, 220)],
 )
-def test_what_a_claim_counts_for(share: float | None, size: int, counts: int) -> None:
-    """Half of the average, beside nodes of 100 and 120 samples; beyond 10,000 times what
-    most have, one sample, unless a user has said what share one may have."""
+def test_weight_of_claimed_samples(share: float | None, size: int, counts: int) -> None:
+    """The other nodes have 100 and 120 samples. By default a node weighs at most half of
+    the average. A claim of more than 10,000 times the median counts as one sample, unless
+    you set a share.
+    """
     members: Members[str] = Members(share=share)
     for name, each in (("a", 100), ("b", 120), ("c", size)):
         members.join(name, [each])
@@ -130,8 +132,8 @@ def test_what_a_claim_counts_for(share: float | None, size: int, counts: int) ->
     assert [members[name].counted.tolist() for name in "ab"] == [[100], [120]]
 
 
-def test_who_counts_for_less_than_before_has_to_learn_drift_anew() -> None:
-    """The aggregator's own samples count in full."""
+def test_reduced_weight_resets_drift() -> None:
+    """The samples of the aggregator count in full."""
     members: Members[str] = Members(share=0.5)
     members.join(OWN, [10_000])
     for name, size in (("a", 10), ("b", 900)):

@@ -1,5 +1,5 @@
-"""What a node holds: told of without any sample, and trained on with the class numbers and
-the scale of all.
+"""Data of a node: a description without samples, and training with the classes and scale of
+all nodes.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ def task(node_data: list[NodeData], model: str = "softmax", parameters: int = 12
     return Task(model, parameters, None, 0, {}, "none", 10, samples, Request())
 
 
-def test_what_is_told_of_samples() -> None:
+def test_samples_description() -> None:
     part = Part(np.zeros((6, 4), np.uint8), np.zeros(6, np.int64))
     data = Dataset("d", part, classes=("x",), scale=0.5, parity=True, shape=(2, 2))
     found = NodeData(data, [np.arange(2), np.arange(2, 6)]).samples()
@@ -45,7 +45,7 @@ def test_what_is_told_of_samples() -> None:
     assert (found.features, found.target) == (None, None)
 
 
-def test_class_numbers_become_those_of_all() -> None:
+def test_class_numbers_are_shared() -> None:
     one, two = (
         classified(slice(0, 3), ("cat", "dog"), [0, 1, 1]),
         classified(slice(3, 6), ("ant", "cat"), [0, 1, 0]),
@@ -56,10 +56,11 @@ def test_class_numbers_become_those_of_all() -> None:
     assert fleets[0].shards.table.y.tolist() == [1, 2, 2]
     assert fleets[1].shards.table.y.tolist() == [0, 1, 0]
     assert one.dataset.train.labels is not None
-    assert one.dataset.train.labels.tolist() == [0, 1, 1]  # its own stay as they are
+    # The node's own data are unchanged.
+    assert one.dataset.train.labels.tolist() == [0, 1, 1]
 
 
-def test_features_and_target_are_standardised_as_if_all_were_in_one_place() -> None:
+def test_standardisation_uses_all_nodes() -> None:
     values = X @ [1.0, 2.0, 3.0] + 7
     parts = [slice(0, 15), slice(15, 40)]
     node_data = [
@@ -83,7 +84,7 @@ def test_features_and_target_are_standardised_as_if_all_were_in_one_place() -> N
     )
 
 
-def test_only_rows_that_are_held_are_told_of() -> None:
+def test_moments_use_only_held_rows() -> None:
     rows = [np.arange(5), np.arange(10, 20)]
     found = NodeData(Dataset("d", Part(X)), rows, standardise=True).samples()
     held = X[[*range(5), *range(10, 20)]]
@@ -92,7 +93,8 @@ def test_only_rows_that_are_held_are_told_of() -> None:
     np.testing.assert_allclose(found.features.deviation, held.std(axis=0))
 
 
-def test_the_mean_of_few_samples_is_not_told() -> None:
+def test_moments_need_ten_samples() -> None:
+    """The mean of fewer samples would reveal too much."""
     data = Dataset("d", Part(X))
     NodeData(data, [np.arange(FEWEST)], standardise=True).samples()
     with pytest.raises(UserError, match="d has 9 samples; standardisation needs 10"):
@@ -100,7 +102,7 @@ def test_the_mean_of_few_samples_is_not_told() -> None:
     assert NodeData(data, [np.arange(FEWEST - 1)]).samples().features is None
 
 
-def test_another_size_of_model_is_refused() -> None:
+def test_parameter_count_must_match() -> None:
     one = classified(slice(0, 3), ("a", "b"), [0, 1, 1])
     with pytest.raises(
         UserError, match="has 8 parameters with some data, and 9 at the aggregator"
@@ -108,22 +110,22 @@ def test_another_size_of_model_is_refused() -> None:
         one.fleet(replace(task([one]), parameters=9), [0])
 
 
-def test_a_task_that_the_data_are_not_for_is_refused() -> None:
+def test_data_must_suit_the_task() -> None:
     one = classified(slice(0, 3), ("a", "b"), [0, 1, 1])
     with pytest.raises(UserError, match="no real-valued target"):
         one.fleet(task([one], "linear", 3), [0])
 
 
-def test_a_gateway_has_several_nodes() -> None:
+def test_gateway_holds_several_nodes() -> None:
     one = classified(slice(0, 6), ("a", "b"), [0, 1, 1, 0, 1, 0])
     gateway = replace(one, rows=[np.arange(2), np.arange(2, 6)])
     fleet = gateway.fleet(task([gateway], parameters=8), [4, 7])
     assert (fleet.numbers.tolist(), fleet.shards.size.tolist()) == ([4, 7], [2, 4])
 
 
-def test_tables_become_the_features_that_they_would_in_one_place(tmp_path: Path) -> None:
-    """Columns in another order, other categories, missing cells: encoded, filled and
-    standardised over all rows.
+def test_tables_match_central_encoding(tmp_path: Path) -> None:
+    """The nodes differ in column order, categories and missing cells. All rows determine
+    the encoding, the imputed values and the scale.
     """
     rows = [
         (RNG.normal(50, 9), RNG.choice(["f", "m"]), RNG.integers(0, 2)) for _ in range(40)
@@ -154,7 +156,7 @@ def test_tables_become_the_features_that_they_would_in_one_place(tmp_path: Path)
     ]
 
 
-def test_categories_that_were_agreed_on_without_are_said(tmp_path: Path) -> None:
+def test_unseen_categories_are_reported(tmp_path: Path) -> None:
     one, late = tmp_path / "one.csv", tmp_path / "late.csv"
     one.write_text("sex,y\n" + "f,1\nm,0\n" * 6)
     late.write_text("sex,y\n" + "f,1\nx,0\n" * 6)

@@ -1,70 +1,77 @@
-"""A node's own limits: what it will not do it says why not, and the aggregator hears it."""
+"""Limits of a node: a node refuses excessive requests, and its privacy account covers all
+runs.
+"""
 
+import json
+import multiprocessing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedbudget.engines.grpc.node import RefusedByAggregator
 from fedbudget.engines.remote.messages import RoundRequest, Welcome
-from fedbudget.engines.remote.node_limits import BeyondLimits, NodeLimits
+from fedbudget.engines.remote.node_limits import BeyondLimits, NodeLimits, PrivacyAccount
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import Broadcast
-from support.networked import LONG, aggregator, network, node_data, task, until
+from fedbudget.protocol.messages import Broadcast, Private, Request
+from fedbudget.resources.privacy import epsilon_of, rho_of
+from support.networked import LONG, aggregator, network, node_data, task, wait_until
 
 
-def worker(batch: int | None, **limits: Any) -> Worker:
+def limited_worker(batch: int | None, **limits: Any) -> Worker:
     made = Worker(node_data(1), limits=NodeLimits(**limits))
     made.accept(Welcome("run", task(batch=batch), (0,)))
     return made
 
 
 @pytest.mark.parametrize(("batch", "least"), [(None, 16), (16, 16), (20, 100)])
-def test_mini_batches_that_are_large_enough(batch: int | None, least: int) -> None:
-    """Of 20 samples: whole shards are what they are."""
-    worker(batch, min_batch=least)
+def test_large_batches_are_accepted(batch: int | None, least: int) -> None:
+    """A full batch of 20 samples is always accepted."""
+    limited_worker(batch, min_batch=least)
 
 
-def test_mini_batches_that_are_too_small() -> None:
+def test_small_batches_are_refused() -> None:
     with pytest.raises(
         BeyondLimits, match=r"mini-batches of 1 samples are requested.*min_batch is 16"
     ):
-        worker(1, min_batch=16)
+        limited_worker(1, min_batch=16)
 
 
-def test_more_local_updates_than_it_makes() -> None:
-    ours, asked = worker(None, max_tau=5), aggregator().start()
-    assert isinstance(asked, Broadcast)
-    ours.answer(RoundRequest(replace(asked, tau=5), 0))
+def test_excessive_tau_is_refused() -> None:
+    ours, request = limited_worker(None, max_tau=5), aggregator().start()
+    assert isinstance(request, Broadcast)
+    ours.answer(RoundRequest(replace(request, tau=5), 0))
     with pytest.raises(
         BeyondLimits,
         match="6 local updates are requested in a round; this node's max_tau is 5",
     ):
-        ours.answer(RoundRequest(replace(asked, tau=6), 0))
+        ours.answer(RoundRequest(replace(request, tau=6), 0))
 
 
 @pytest.mark.parametrize(
     "wrong", [{"min_batch": 0}, {"max_tau": 0}, {"min_interval": -1.0}]
 )
-def test_limits_that_cannot_be(wrong: Any) -> None:
+def test_invalid_limits_are_refused(wrong: Any) -> None:
     with pytest.raises(UserError, match="at least 1"):
         NodeLimits(**wrong)
 
 
-def test_classes_that_an_aggregator_does_not_know() -> None:
-    asked = task()
+def test_unknown_classes_are_refused() -> None:
+    request = task()
     with pytest.raises(
         UserError, match="this node has class 'no', which the aggregator does not know"
     ):
         node_data(0).fleet(
-            replace(asked, samples=replace(asked.samples, classes=("maybe", "yes"))), [0]
+            replace(request, samples=replace(request.samples, classes=("maybe", "yes"))),
+            [0],
         )
 
 
-def test_a_refusal_is_heard_by_the_aggregator_and_the_others_go_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_refusal_reaches_aggregator(caplog: pytest.LogCaptureFixture) -> None:
+    """The other nodes continue."""
     with network(batch=2) as net:
         net.join(0)
         careful = net.join(1, worker=Worker(node_data(1), limits=NodeLimits(min_batch=16)))
@@ -77,9 +84,99 @@ def test_a_refusal_is_heard_by_the_aggregator_and_the_others_go_on(
         net.ready(1)
         net.aggregator.start()
         assert len(net.round().answers) == 1
-        until(
+        wait_until(
             lambda: (
                 "is dropped: it will not take part: mini-batches of 2 samples"
                 in caplog.text
             )
         )
+
+
+def round_of(rho: float, number: int = 1) -> Broadcast:
+    first = Broadcast.first(np.zeros(3, np.float32), 0.1, Request(private=True))
+    return replace(first, round=number, private=Private(1.0, rho))
+
+
+def test_account_sums_over_runs(tmp_path: Path) -> None:
+    account = PrivacyAccount(tmp_path / "account.json", 4.0, 1e-5)
+    assert account.spent == 0
+    for number in (1, 2):
+        account.pay("one", round_of(0.05, number))
+    PrivacyAccount(tmp_path / "account.json", 4.0, 1e-5).pay("two", round_of(0.1))
+    assert account.spent == pytest.approx(epsilon_of(0.2, 1e-5))
+    known = json.loads((tmp_path / "account.json").read_text())
+    assert known["runs"] == {
+        "one": {"rho": 0.1, "round": 2},
+        "two": {"rho": 0.1, "round": 1},
+    }
+
+
+def test_round_beyond_limit_is_refused(tmp_path: Path) -> None:
+    """A refused round is not paid for."""
+    account = PrivacyAccount(tmp_path / "account.json", 2.0, 1e-5)
+    account.pay("one", round_of(0.1))
+    before = account.spent
+    with pytest.raises(BeyondLimits, match=r"privacy_limit.* is ε = 2 .* in 1 runs"):
+        account.pay("two", round_of(rho_of(2.0, 1e-5)))
+    assert account.spent == before
+    account.pay("two", round_of(0.02))
+
+
+def test_rounds_without_noise_are_refused(tmp_path: Path) -> None:
+    account = PrivacyAccount(tmp_path / "account.json", 2.0, 1e-5)
+    with pytest.raises(BeyondLimits, match="not private"):
+        account.pay("one", Broadcast.first(np.zeros(3, np.float32), 0.1, Request()))
+    with pytest.raises(BeyondLimits, match="not private"):
+        account.pay("one", round_of(0.0))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"rho": -1, "runs": {}}', '{"rho": "a", "runs": {}}', "[1]"]
+)
+def test_damaged_account_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "account.json").write_text(content)
+    with pytest.raises(UserError, match="not a node's account"):
+        PrivacyAccount(tmp_path / "account.json", 2.0, 1e-5).pay("one", round_of(0.01))
+
+
+def _pay(path: Path) -> None:
+    for number in range(10):
+        PrivacyAccount(path, 8.0, 1e-5).pay("run", round_of(0.001, number + 1))
+
+
+def test_account_is_locked_between_processes(tmp_path: Path) -> None:
+    several = [
+        multiprocessing.get_context("fork").Process(
+            target=_pay, args=(tmp_path / "account.json",)
+        )
+        for _ in "abc"
+    ]
+    for process in several:
+        process.start()
+    for process in several:
+        process.join()
+    assert json.loads((tmp_path / "account.json").read_text())["rho"] == pytest.approx(0.03)
+
+
+def test_invalid_privacy_limits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="privacy_limit is an ε of more than 0"):
+        PrivacyAccount(tmp_path / "account.json", 0.0, 1e-5)
+    with pytest.raises(UserError, match="privacy_delta"):
+        PrivacyAccount(tmp_path / "account.json", 2.0, 1.0)
+
+
+def test_account_has_one_privacy_unit(tmp_path: Path) -> None:
+    """An account protects nodes or samples, not both."""
+    account = PrivacyAccount(tmp_path / "account.json", 2.0, 1e-5, per_sample=True)
+    with pytest.raises(
+        BeyondLimits,
+        match=r"protects nodes, and this node.s .?privacy_limit.? is for single samples",
+    ):
+        account.pay("one", round_of(0.01))
+    first = Broadcast.first(
+        np.zeros(3, np.float32), 0.1, Request(private=True, per_sample=True)
+    )
+    account.pay("one", replace(first, private=Private(1.0, 0.02, 100)))
+    assert account.spent == pytest.approx(epsilon_of(0.02, 1e-5))
+    with pytest.raises(UserError, match="it is for single samples"):
+        PrivacyAccount(tmp_path / "account.json", 2.0, 1e-5).pay("one", round_of(0.01))

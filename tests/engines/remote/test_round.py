@@ -1,5 +1,5 @@
-"""The bookkeeping of a round: when it is over, who is counted, and what each is remembered
-to have done.
+"""Bookkeeping of a round: its end, its costs, the counted reports, and the memory of each
+node.
 """
 
 import weakref
@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import Answer
-from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound
+from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound, RoundCosts
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.messages import Report
 from fedbudget.protocol.state import updated
 from fedbudget.protocol.sums import SummedReports
+from fedbudget.resources.counters import Snapshot
+from fedbudget.resources.resource import Reading
 from support.hand_made import ONE, make, report
 from support.methods import bits
 from support.usage import node_costs
@@ -26,7 +28,7 @@ NAMES = ("a", "b", "c")
 
 
 def members() -> Members[str]:
-    """Three, with a node each that stands after round 4."""
+    """Three members, each with one node and base round 4."""
     ours: Members[str] = Members()
     for name in NAMES:
         ours.join(name, [10]).base_round = 4
@@ -34,7 +36,7 @@ def members() -> Members[str]:
 
 
 def pending(*asked: str, least: int = 2) -> PendingRound[str]:
-    """With its deadline at 10 and its end at 20."""
+    """A round with its deadline at 10 and its end at 20."""
     ours: PendingRound[str] = PendingRound(BROADCAST, least, 10.0, 20.0)
     for name in asked:
         ours.ask(name, f"process of {name}")
@@ -48,7 +50,7 @@ def answer(name: str, w: float = 0.5) -> Answer:
 
 
 class TestNextStep:
-    def test_waits_for_all_until_the_deadline(self) -> None:
+    def test_waits_until_deadline(self) -> None:
         ours, fleet = pending(*NAMES), members()
         for name in ("a", "b"):
             ours.receive(name, answer(name))
@@ -57,7 +59,7 @@ class TestNextStep:
         ours.receive("c", answer("c"))
         assert ours.next_step(0.0, fleet) is NextStep.CLOSE
 
-    def test_too_few_are_asked_again_until_the_end(self) -> None:
+    def test_too_few_answers_ask_again(self) -> None:
         ours, fleet = pending(*NAMES), members()
         ours.receive("a", answer("a"))
         assert ours.next_step(10.0, fleet) is NextStep.ASK
@@ -67,7 +69,7 @@ class TestNextStep:
         assert ours.next_step(20.0, fleet) is NextStep.CLOSE
         assert not ours.close(fleet, {}).enough
 
-    def test_one_that_is_gone_is_not_waited_for(self) -> None:
+    def test_departed_node_is_not_awaited(self) -> None:
         ours, fleet = pending(*NAMES), members()
         ours.receive("a", answer("a"))
         ours.receive("b", answer("b"))
@@ -75,12 +77,12 @@ class TestNextStep:
         assert ours.next_step(0.0, fleet) is NextStep.CLOSE
         assert ours.close(fleet, {}).missed == (2,)
 
-    def test_stops_at_once_when_told(self) -> None:
+    def test_stopped_round_closes_immediately(self) -> None:
         ours = pending(*NAMES)
         ours.stopped = True
         assert ours.next_step(0.0, members()) is NextStep.CLOSE
 
-    def test_gives_up_when_all_have_failed_too_often(self) -> None:
+    def test_gives_up_after_repeated_failures(self) -> None:
         ours, fleet = pending(), members()
         for attempt in range(FAILURES):
             assert ours.next_step(0.0, fleet) is NextStep.ASK
@@ -92,13 +94,13 @@ class TestNextStep:
         assert not ours.can_ask("a")
         assert ours.failure == f"attempt {FAILURES - 1} of b"
 
-    def test_nobody_to_ask_is_no_reason_to_give_up(self) -> None:
-        """Someone may come."""
+    def test_empty_round_waits_for_nodes(self) -> None:
+        """A node may still join."""
         assert pending().next_step(15.0, members()) is NextStep.ASK
 
 
-def test_what_is_not_believed_is_left_out_and_named() -> None:
-    """Of test samples that are too many, and of a claim of training samples."""
+def test_outliers_are_left_out_and_named() -> None:
+    """Implausible counts of test samples and of training samples."""
     ours, fleet = pending(*NAMES), members()
     for name, samples in zip(NAMES, (20, 30, 2**39), strict=True):
         ours.receive(name, replace(answer(name), tallies=(Tally(samples, 0.5),)))
@@ -108,7 +110,7 @@ def test_what_is_not_believed_is_left_out_and_named() -> None:
     assert found.outliers == {"b": ("samples",), "c": ("test samples",)}
 
 
-def test_what_was_not_asked_for_came_too_late() -> None:
+def test_unexpected_reports_are_not_counted() -> None:
     ours = pending("a")
     assert ours.expects("a", 5)
     assert not ours.expects("a", 4)
@@ -117,7 +119,7 @@ def test_what_was_not_asked_for_came_too_late() -> None:
     assert not ours.expects("a", 5)
 
 
-def test_one_in_anothers_place_has_missed_nothing() -> None:
+def test_replaced_node_missed_nothing() -> None:
     ours, fleet = pending(*NAMES), members()
     ours.fail("b", "going down")
     ours.forget("b")
@@ -128,7 +130,7 @@ def test_one_in_anothers_place_has_missed_nothing() -> None:
 
 
 class TestClose:
-    def test_counts_who_has_answered(self) -> None:
+    def test_counts_answers(self) -> None:
         ours, fleet = pending(*NAMES), members()
         for name in ("c", "a"):
             ours.receive(name, answer(name))
@@ -146,7 +148,7 @@ class TestClose:
         ]
         assert fleet["c"].step_seconds == pytest.approx(0.3)
 
-    def test_another_process_remembers_nothing_of_it(self) -> None:
+    def test_restarted_process_has_no_memory(self) -> None:
         ours, fleet = pending("a", "b"), members()
         for name in ("a", "b"):
             ours.receive(name, answer(name))
@@ -154,7 +156,7 @@ class TestClose:
         assert (fleet["a"].base_round, fleet["b"].base_round) == (5, 4)
         assert fleet["b"].rounds == 1
 
-    def test_what_is_not_finite_is_set_aside(self) -> None:
+    def test_reports_not_finite_are_excluded(self) -> None:
         fleet = members()
         for times in (1, 2):
             ours = pending("a", "b")
@@ -177,8 +179,8 @@ class TestClose:
         ours.close(fleet, {})
         assert fleet["b"].not_finite == 0
 
-    def test_where_most_have_diverged_nobody_is_believed_to_have_not(self) -> None:
-        """One of three that says all is well, of a w that it may have spoiled itself."""
+    def test_diverged_majority_excludes_finite_report(self) -> None:
+        """A single finite report may come from the node that caused the divergence."""
         ours = pending("a", "b", "c")
         ours.receive("a", answer("a", float("nan")))
         ours.receive("b", answer("b"))
@@ -187,7 +189,7 @@ class TestClose:
         assert [each.report.nodes.tolist() for each in collected.answers] == [[0], [2]]
         assert collected.not_finite == (1,)
 
-    def test_all_count_when_none_is_finite(self) -> None:
+    def test_all_count_if_none_finite(self) -> None:
         ours, fleet = pending("a", "b"), members()
         for name in ("a", "b"):
             ours.receive(name, answer(name, float("inf")))
@@ -199,7 +201,7 @@ class TestClose:
         )
 
 
-def of_one_node(number: int, w: float) -> Answer:
+def answer_of_node(number: int, w: float) -> Answer:
     losses, vector = np.full(1, 0.5), np.full((1, BROADCAST.w.size), w, np.float32)
     return Answer(
         Report(5, np.array([number]), np.array([10 + number]), losses, losses, vector),
@@ -207,25 +209,25 @@ def of_one_node(number: int, w: float) -> Answer:
     )
 
 
-class TestSummed:
-    """Reports that are added up as they come."""
+class TestSummedReports:
+    """Reports that are added up on arrival."""
 
-    def test_vectors_are_let_go_as_soon_as_they_are_added(self) -> None:
+    def test_summed_vectors_are_released(self) -> None:
         ours: PendingRound[str] = PendingRound(BROADCAST, 1, needs_reports=False)
-        alive = []
+        references = []
         for number, held in enumerate([1, 1, 2, 1, 2, 2, 3, 1]):
             ours.ask(str(number))
-            one = of_one_node(number, 0.5)
+            one = answer_of_node(number, 0.5)
             assert one.report.w is not None
-            alive.append(weakref.ref(one.report.w))
+            references.append(weakref.ref(one.report.w))
             ours.receive(str(number), one)
             del one
             assert ours.vectors == held
-        assert [ref() for ref in alive] == [None] * 8
+        assert [ref() for ref in references] == [None] * 8
 
     @pytest.mark.parametrize("broken", ["", "b", "abc"])
-    def test_give_the_same_round_to_the_last_bit(self, broken: str) -> None:
-        """Also where some are not finite, or all."""
+    def test_sums_keep_same_bits(self, broken: str) -> None:
+        """With none, some, or all reports not finite."""
         found = []
         for needs_reports in (True, False):
             fleet, ours = members(), pending()
@@ -235,7 +237,7 @@ class TestSummed:
                 number = NAMES.index(name)
                 ours.receive(
                     name,
-                    of_one_node(
+                    answer_of_node(
                         number, float("nan") if name in broken else 0.1 * (1 + number)
                     ),
                 )
@@ -261,8 +263,10 @@ ACTIONS = st.tuples(
 
 
 @given(st.lists(ACTIONS, max_size=30))
-def test_whatever_comes_nobody_is_counted_twice(actions: list[tuple[str, str]]) -> None:
-    """Everyone who was asked has answered, owes, or has missed the round; and only they."""
+def test_no_node_counts_twice(actions: list[tuple[str, str]]) -> None:
+    """Every asked node has answered, owes a report, or has missed the round. No other node
+    is counted.
+    """
     ours, fleet = pending(), members()
     for action, name in actions:
         if action == "ask" and ours.can_ask(name):
@@ -284,4 +288,55 @@ def test_whatever_comes_nobody_is_counted_twice(actions: list[tuple[str, str]]) 
     )
     assert sum(member.rounds + member.missed for member in fleet.values()) == len(
         ours.asked
+    )
+
+
+AGGREGATOR_COSTS = Snapshot({"time": 9.0, "cpu": 0.7})
+EVALUATING_NODES = [
+    replace(
+        node_costs(0.1, 1.0, cpu=(0.2, 2.0)),
+        evaluation={"time": Reading(0, 3.0), "cpu": Reading(0, 1.5)},
+    ),
+    replace(
+        node_costs(0.3, 1.0, cpu=(0.2, 2.0)),
+        evaluation={"time": Reading(0, 0.5), "cpu": Reading(0, 0.25)},
+    ),
+    node_costs(0.2, 1.0, cpu=(0.2, 2.0)),
+]
+
+
+def test_evaluation_is_charged_separately() -> None:
+    """Time is the maximum over nodes, CPU time is the sum."""
+    round_costs = RoundCosts(EVALUATING_NODES, AGGREGATOR_COSTS, 1000, 300)
+    training, evaluation = round_costs.usage(4), round_costs.evaluation_usage()
+    assert round_costs.evaluated
+    assert (training.seconds, evaluation.seconds) == (6.0, 3.0)
+    assert (training.wire_bytes, evaluation.wire_bytes) == (700, 300)
+    assert training.readings["cpu"].whole == pytest.approx(0.7 + 3 * 2.0)
+    assert evaluation.readings["cpu"].whole == pytest.approx(1.75)
+    assert evaluation.step_seconds == 0
+    assert (training.nodes, evaluation.nodes) == (3, 2)
+
+
+def test_own_node_cpu_counts_once() -> None:
+    """The aggregator's counters include its CPU time."""
+    round_costs = RoundCosts(
+        [replace(EVALUATING_NODES[1], here=True)], AGGREGATOR_COSTS, 100, 10
+    )
+    assert round_costs.usage(1).readings["cpu"].whole == pytest.approx(0.7 - 0.25)
+
+
+def test_rounds_without_evaluation() -> None:
+    round_costs = RoundCosts([EVALUATING_NODES[2]], AGGREGATOR_COSTS, 100)
+    assert not round_costs.evaluated
+    assert round_costs.usage(1).seconds == 9.0
+
+
+def test_evaluation_is_capped_by_round() -> None:
+    round_costs = RoundCosts(
+        [EVALUATING_NODES[0]], Snapshot({"time": 2.0, "cpu": 0.1}), 100
+    )
+    assert (round_costs.usage(1).seconds, round_costs.evaluation_usage().seconds) == (
+        0.0,
+        2.0,
     )

@@ -1,5 +1,5 @@
-"""What all agree on: the same for everyone, of the data of all, and refused where data do
-not go together.
+"""Agreement on a task: one description for all nodes, and refusal of data that do not
+match.
 """
 
 from dataclasses import replace
@@ -33,9 +33,7 @@ def standardised(rows: Any) -> SamplesDescription:
     st.lists(st.integers(1, 30), min_size=1, max_size=6),
     st.floats(-1e3, 1e3),
 )
-def test_moments_of_parts_together_are_those_of_all_rows(
-    seed: int, sizes: list[int], apart: float
-) -> None:
+def test_combined_moments_equal_all_rows(seed: int, sizes: list[int], apart: float) -> None:
     rng = np.random.default_rng(seed)
     parts = [
         rng.normal(number * apart, 1 + number, (size, 3))
@@ -48,14 +46,14 @@ def test_moments_of_parts_together_are_those_of_all_rows(
     np.testing.assert_allclose(together.deviation, rows.std(axis=0), atol=tolerance)
 
 
-def test_a_column_that_never_changes_is_left_as_wide_as_it_is() -> None:
+def test_constant_columns_are_not_scaled() -> None:
     rows = np.array([[5.0, 1.0], [5.0, 3.0]])
     how = standardised(rows).standardization
     assert how is not None
     assert (how.mean.tolist(), how.deviation.tolist()) == ([5.0, 2.0], [1.0, 1.0])
 
 
-def test_all_are_standardised_by_the_rows_of_all() -> None:
+def test_standardisation_covers_all_rows() -> None:
     found = agree(
         [
             standardised(np.array([[0.0], [2.0]])),
@@ -64,13 +62,12 @@ def test_all_are_standardised_by_the_rows_of_all() -> None:
     )
     assert found.features is not None
     np.testing.assert_allclose(found.features.mean, [5.0])  # (0 + 2 + 4 + 6 + 8 + 10) / 6
-    np.testing.assert_allclose(
-        found.features.deviation, [np.sqrt(35 / 3)]
-    )  # of 25, 9, 1, 1, 9, 25
+    # The mean of 25, 9, 1, 1, 9, 25 is 35/3.
+    np.testing.assert_allclose(found.features.deviation, [np.sqrt(35 / 3)])
     assert found.sizes == ()
 
 
-def test_a_target_is_standardised_with_its_features() -> None:
+def test_target_is_standardised_too() -> None:
     features, target = (
         Moments(np.zeros(1), np.ones(1)),
         Moments(np.array([3.0]), np.array([2.0])),
@@ -97,7 +94,7 @@ def test_a_target_is_standardised_with_its_features() -> None:
         ([("x",)], ("x",)),
     ],
 )
-def test_classes_are_those_of_all(
+def test_classes_are_the_union(
     given_by_nodes: list[tuple[str, ...]], agreed: tuple[str, ...]
 ) -> None:
     assert (
@@ -108,7 +105,7 @@ def test_classes_are_those_of_all(
 
 @settings(deadline=None)
 @given(st.permutations([("a", "c"), ("b",), ("10", "9"), ("c", "b")]))
-def test_classes_do_not_depend_on_who_came_first(order: list[tuple[str, ...]]) -> None:
+def test_class_order_ignores_joining_order(order: list[tuple[str, ...]]) -> None:
     assert agree([replace(PLAIN, classes=each) for each in order]).classes == (
         "9",
         "10",
@@ -118,7 +115,7 @@ def test_classes_do_not_depend_on_who_came_first(order: list[tuple[str, ...]]) -
     )
 
 
-# What does not go together.
+# Data that do not match.
 
 
 @pytest.mark.parametrize(
@@ -133,7 +130,7 @@ def test_classes_do_not_depend_on_who_came_first(order: list[tuple[str, ...]]) -
         ({"features": Moments(np.zeros(4), np.ones(4))}, "features are standardised"),
     ],
 )
-def test_data_that_do_not_go_together(other: dict[str, Any], reason: str) -> None:
+def test_mismatched_data_are_refused(other: dict[str, Any], reason: str) -> None:
     with pytest.raises(
         UserError, match=reason.replace("elsewhere", "at another").replace("here", "at one")
     ):
@@ -145,29 +142,23 @@ def test_data_that_do_not_go_together(other: dict[str, Any], reason: str) -> Non
 TASK = Task("svm", 4, 5, 0, {}, "none", 10, replace(PLAIN, sizes=()), Request())
 
 
-def test_a_node_that_fits_is_admitted() -> None:
+def test_matching_node_is_admitted() -> None:
     TASK.admit(PLAIN)
-    TASK.admit(
-        replace(PLAIN, classes=("b",), sizes=(5, 4))
-    )  # the last of which are no whole mini-batch
+    # 4 samples are less than a mini-batch.
+    TASK.admit(replace(PLAIN, classes=("b",), sizes=(5, 4)))
     replace(TASK, batch=None).admit(replace(PLAIN, sizes=(1,)))
 
 
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
-        ({"classes": ("b", "c")}, "its class 'c' is not one of a, b"),
-    ],
-)
-def test_a_node_that_does_not_fit_is_not(other: dict[str, Any], reason: str) -> None:
-    with pytest.raises(PeerError, match=reason):
-        TASK.admit(replace(PLAIN, **other))
+def test_unknown_class_is_refused() -> None:
+    with pytest.raises(PeerError, match="its class 'c' is not one of a, b"):
+        TASK.admit(replace(PLAIN, classes=("b", "c")))
 
 
-# A dataset without samples.
+# Empty datasets.
 
 
-def test_a_model_can_be_built_from_what_is_agreed_on() -> None:
+def test_agreement_yields_empty_dataset() -> None:
+    """It suffices to build a model."""
     samples = SamplesDescription(
         (), (1, 2, 2), "uint8", 1 / 255, ("a", "b", "c"), parity=True
     )
@@ -185,10 +176,10 @@ def test_a_model_can_be_built_from_what_is_agreed_on() -> None:
 # Tables.
 
 
-def named(
+def table_samples(
     columns: dict[str, list[Any]], impute: Any = None, **other: Any
 ) -> SamplesDescription:
-    """What a node with this table tells."""
+    """The description that a node with this table sends."""
     size = len(next(iter(columns.values())))
     values = {
         name: TextColumn.of(cells)
@@ -197,22 +188,22 @@ def named(
         for name, cells in columns.items()
     }
     table = RawTable("t", values, "y", np.zeros(size), np.arange(size))
-    told = TableDescription.of(table, impute)
+    description = TableDescription.of(table, impute)
     return SamplesDescription(
-        (size,), (len(columns),), "float64", classes=("a", "b"), table=told, **other
+        (size,), (len(columns),), "float64", classes=("a", "b"), table=description, **other
     )
 
 
-NORTH = named({"age": [20.0, 40.0], "sex": ["f", "m"]})
+NORTH = table_samples({"age": [20.0, 40.0], "sex": ["f", "m"]})
 
 
-def told_otherwise(**other: Any) -> SamplesDescription:
+def changed_table(**other: Any) -> SamplesDescription:
     assert NORTH.table is not None
     return replace(NORTH, table=replace(NORTH.table, **other))
 
 
-def test_all_make_the_same_features_of_their_columns() -> None:
-    found = agree([NORTH, named({"sex": ["f", "x"], "age": [60.0, 80.0]})])
+def test_tables_share_one_layout() -> None:
+    found = agree([NORTH, table_samples({"sex": ["f", "x"], "age": [60.0, 80.0]})])
     assert found.layout is not None
     assert found.layout.feature_names == ("age", "sex=f", "sex=m", "sex=x")
     assert (found.shape, found.table) == ((4,), None)
@@ -222,12 +213,12 @@ def test_all_make_the_same_features_of_their_columns() -> None:
     assert found.empty().features == 4
 
 
-def test_errors_have_the_names_of_nodes() -> None:
+def test_errors_name_the_nodes() -> None:
     with pytest.raises(UserError, match=r"do not match: .* ward-2 has no column sex"):
-        agree([NORTH, named({"age": [1.0, 2.0]})], ["ward-1", "ward-2"])
+        agree([NORTH, table_samples({"age": [1.0, 2.0]})], ["ward-1", "ward-2"])
 
 
-def test_classes_that_are_given_are_all_in_their_order() -> None:
+def test_given_classes_keep_their_order() -> None:
     assert agree([PLAIN, PLAIN], classes=("c", "b", "a")).classes == ("c", "b", "a")
 
 
@@ -238,33 +229,30 @@ def test_classes_that_are_given_are_all_in_their_order() -> None:
             PLAIN,
             r"arrays here, and columns with names \(of a .csv or a DataFrame\) elsewhere",
         ),
-        (named({"age": [1.0]}), "it has no column sex; the columns are age, sex"),
+        (table_samples({"age": [1.0]}), "it has no column sex; the columns are age, sex"),
         (
-            named({"age": [1.0], "sex": ["f"], "bmi": [2.0]}),
+            table_samples({"age": [1.0], "sex": ["f"], "bmi": [2.0]}),
             r"it has the unknown column bmi \(--drop\)",
         ),
         (
-            named({"age": ["old"], "sex": ["f"]}),
+            table_samples({"age": ["old"], "sex": ["f"]}),
             "its column age is a category, but elsewhere it has numbers",
         ),
         (
-            named({"age": [1.0], "sex": [2.0]}),
+            table_samples({"age": [1.0], "sex": [2.0]}),
             "its column sex is a number, but elsewhere it has categories",
         ),
         (
-            named({"age": [1.0, np.nan], "sex": ["f", "m"]}, "mean"),
+            table_samples({"age": [1.0, np.nan], "sex": ["f", "m"]}, "mean"),
             "its column age has missing values, but the first nodes",
         ),
-        (told_otherwise(target="z"), "its target is z, but the others' is y"),
-        (told_otherwise(standardise=False), "features are standardised elsewhere"),
+        (changed_table(target="z"), "its target is z, but the others' is y"),
+        (changed_table(standardise=False), "features are standardised elsewhere"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused_later_on(
-    other: SamplesDescription, reason: str
-) -> None:
+def test_mismatched_late_tables_are_refused(other: SamplesDescription, reason: str) -> None:
     late = replace(TASK, samples=agree([NORTH, NORTH]), batch=None)
-    late.admit(
-        named({"sex": ["m", "x"], "age": [5.0, 6.0]})
-    )  # a new category is 0 in all features
+    # A new category is 0 in all features.
+    late.admit(table_samples({"sex": ["m", "x"], "age": [5.0, 6.0]}))
     with pytest.raises(PeerError, match=reason):
         late.admit(other)

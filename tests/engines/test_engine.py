@@ -1,6 +1,4 @@
-"""Signals as a question: the first one is noted, the second one ends things, and afterwards
-all is as before.
-"""
+"""`interruptible`: the first signal sets a flag, the second one stops the program."""
 
 import os
 import signal
@@ -18,7 +16,7 @@ def handlers() -> list[object]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_only_noted(number: signal.Signals) -> None:
+def test_first_signal_sets_flag(number: signal.Signals) -> None:
     with interruptible() as interrupted:
         assert not interrupted()
         os.kill(os.getpid(), number)
@@ -26,7 +24,7 @@ def test_the_first_signal_is_only_noted(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_second_signal_ends_the_program_at_once(number: signal.Signals) -> None:
+def test_second_signal_raises_keyboard_interrupt(number: signal.Signals) -> None:
     with interruptible() as interrupted:
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupted()
@@ -34,7 +32,7 @@ def test_the_second_signal_ends_the_program_at_once(number: signal.Signals) -> N
             os.kill(os.getpid(), number)
 
 
-def test_handlers_are_put_back_whatever_happens() -> None:
+def test_handlers_are_restored() -> None:
     before = handlers()
     with interruptible():
         assert handlers() != before
@@ -44,14 +42,14 @@ def test_handlers_are_put_back_whatever_happens() -> None:
     assert handlers() == before
 
 
-def test_outside_the_main_thread_signals_stay_what_they_are() -> None:
+def test_other_threads_keep_signal_handlers() -> None:
     before, seen = handlers(), []
 
-    def elsewhere() -> None:
+    def in_thread() -> None:
         with interruptible() as interrupted:
             seen.append((interrupted(), handlers() == before))
 
-    thread = threading.Thread(target=elsewhere)
+    thread = threading.Thread(target=in_thread)
     thread.start()
     thread.join()
     assert seen == [(False, True)]

@@ -1,5 +1,5 @@
-"""One peer of three says any number in any field, and of any cost: the run goes on with the
-two others.
+"""Hostile reports: one node of three sends arbitrary numbers, and the run continues with
+the other two.
 """
 
 from dataclasses import replace
@@ -21,28 +21,32 @@ from fedbudget.resources import most_within
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Metering, NodeCosts, Reading
-from support.fleets import alone, sorted_parts
+from support.fleets import single_node_fleets, sorted_parts
 from support.methods import METHODS
 from support.problems import problem
 
 CASE = problem("softmax", seed=4)
 LIMITS = {"time": 40.0, "cpu": 400.0, "energy": 4000.0}
-ANYTHING = st.floats() | st.sampled_from(
+ARBITRARY = st.floats() | st.sampled_from(
     [3.4e38, -3.4e38, 1e30, 1e14, -1e14, 9e11, 1e-30, -1.0, 0.0]
 )
-TOOK = {"time": Reading(0.1, 0.5), "cpu": Reading(0.1, 0.4), "energy": Reading(1.0, 4.0)}
+READINGS = {
+    "time": Reading(0.1, 0.5),
+    "cpu": Reading(0.1, 0.4),
+    "energy": Reading(1.0, 4.0),
+}
 
 
 def with_any_number(answer: Answer, data: st.DataObject) -> Answer:
-    """Of its report and of its costs, one or none each."""
+    """The answer with at most one field of the report and one cost replaced."""
     report, readings = answer.report, dict(answer.costs.readings)
     present = [each for each in (*NUMBERS, *VECTORS) if getattr(report, each) is not None]
-    field, lie = data.draw(st.sampled_from(present)), data.draw(ANYTHING)
+    field, lie = data.draw(st.sampled_from(present)), data.draw(ARBITRARY)
     with np.errstate(over="ignore"):
         report = replace(report, **{field: np.full_like(getattr(report, field), lie)})
     name = data.draw(st.sampled_from([*readings, "nothing"]))
     if name != "nothing":
-        readings[name] = Reading(data.draw(ANYTHING), data.draw(ANYTHING))
+        readings[name] = Reading(data.draw(ARBITRARY), data.draw(ARBITRARY))
     if data.draw(st.booleans()):
         readings.pop("cpu", None)
     return replace(answer, report=report, costs=NodeCosts(readings))
@@ -51,7 +55,7 @@ def with_any_number(answer: Answer, data: st.DataObject) -> Answer:
 @pytest.mark.parametrize("name", ["accelerated", "frugal"])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_the_run_goes_on_within_its_budget(name: str, data: st.DataObject) -> None:
+def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
     meters = Meters.of(Budget(LIMITS), Metering(network=True))
     expected = Costs(np.array([0.1, 0.3, 3.0]), np.array([0.4, 0.9, 9.0]))
     aggregator = Aggregator(
@@ -61,7 +65,7 @@ def test_the_run_goes_on_within_its_budget(name: str, data: st.DataObject) -> No
         expected=expected,
         rounds=8,
     )
-    fleets, members = alone(CASE, sorted_parts(CASE, 3)), Members[str]()
+    fleets, members = single_node_fleets(CASE, sorted_parts(CASE, 3)), Members[str]()
     for node in range(3):
         members.join(f"n{node}", [20])
     message: Broadcast | Outcome = aggregator.start()
@@ -71,7 +75,7 @@ def test_the_run_goes_on_within_its_budget(name: str, data: st.DataObject) -> No
         counted = 0
         for node, fleet in enumerate(fleets):
             pending.ask(f"n{node}")
-            answer = Answer(fleet.answer(message), NodeCosts(TOOK))
+            answer = Answer(fleet.answer(message), NodeCosts(READINGS))
             if node == 2:
                 answer = with_any_number(answer, data)
             try:
@@ -79,7 +83,7 @@ def test_the_run_goes_on_within_its_budget(name: str, data: st.DataObject) -> No
                     most_within(0.6), max(1, message.tau)
                 )
             except PeerError:
-                pending.withdraw(f"n{node}")  # it is dropped
+                pending.withdraw(f"n{node}")  # the server drops this peer
                 continue
             pending.receive(f"n{node}", replace(answer, costs=costs))
             counted += node < 2
