@@ -1,4 +1,6 @@
-"""What tables tell of themselves, and what all agree on: as if all rows were in one place."""
+"""Table descriptions of the nodes, and the layout and moments that all agree on: as if all
+rows were in one table.
+"""
 
 from typing import Any
 
@@ -33,8 +35,8 @@ def table(columns: dict[str, list[Any]], name: str = "t.csv", **options: Any) ->
 def agreed(
     tables: list[RawTable], impute: Impute | None = None, fewest: int = 1
 ) -> tuple[Layout, Moments]:
-    told = [TableDescription.of(each, impute, fewest=fewest) for each in tables]
-    return agree_on_layout(told, [each.name for each in tables])
+    descriptions = [TableDescription.of(each, impute, fewest=fewest) for each in tables]
+    return agree_on_layout(descriptions, [each.name for each in tables])
 
 
 CELLS = st.none() | st.integers(-5, 5).map(float)
@@ -48,7 +50,7 @@ WORDS = st.none() | st.sampled_from(["a", "b", "c"])
     ),
     st.sampled_from(["mean", "median", "most-frequent"]),
 )
-def test_moments_are_those_of_all_rows_encoded_and_filled(
+def test_moments_match_pooled_rows(
     parts: list[list[tuple[float | None, str | None]]], impute: Impute
 ) -> None:
     parts[0] += [(1.0, "a"), (2.0, "b")]
@@ -73,14 +75,14 @@ def test_moments_are_those_of_all_rows_encoded_and_filled(
     )
 
 
-def test_the_median_is_that_of_the_tables_by_their_sizes() -> None:
+def test_median_is_weighted_by_size() -> None:
     parts = [[1.0, 1.0, 2.0], [10.0], [20.0, 30.0, 40.0, 50.0, 60.0]]
     layout, _ = agreed([table({"n": part}) for part in parts], "median")
     assert layout.columns[0].fill == 40  # medians 1, 10 and 40, of 3, 1 and 5 rows
     assert agreed([table({"n": [1.0, 5.0, None, 9.0]})], "median")[0].columns[0].fill == 5
 
 
-def test_the_most_frequent_is_by_how_often_tables_have_theirs() -> None:
+def test_most_frequent_sums_counts() -> None:
     parts = [[7.0, 7.0, 1.0, 2.0, 3.0, 4.0], [8.0, 8.0, 8.0], [7.0, 7.0]]
     assert (
         agreed([table({"n": part}) for part in parts], "most-frequent")[0].columns[0].fill
@@ -88,7 +90,7 @@ def test_the_most_frequent_is_by_how_often_tables_have_theirs() -> None:
     )
 
 
-def test_categories_are_in_order_whoever_came_first() -> None:
+def test_categories_are_sorted() -> None:
     tables = [
         table({"w": words}, categorical=("w",)) for words in (["10", "b"], ["9", "a"])
     ]
@@ -97,7 +99,7 @@ def test_categories_are_in_order_whoever_came_first() -> None:
         assert layout.columns == (LayoutColumn("w", ("9", "10", "a", "b")),)
 
 
-def test_a_table_without_any_value_of_a_column_takes_what_the_others_have() -> None:
+def test_empty_column_uses_other_tables() -> None:
     tables = [
         table({"n": [None, None], "w": [None, None]}),
         table({"n": [1.0, 3.0], "w": ["a", "b"]}, categorical=("w",)),
@@ -110,25 +112,16 @@ def test_a_table_without_any_value_of_a_column_takes_what_the_others_have() -> N
     assert moments.mean.tolist() == [2.0, 0.75, 0.25]
 
 
-def test_of_a_column_with_few_values_nothing_is_told() -> None:
+def test_columns_with_few_values_are_withheld() -> None:
     few, many = table({"n": [100.0, None, None, None]}), table({"n": [1.0, 2.0, 3.0, 2.0]})
-    told = TableDescription.of(few, "median", fewest=2)
-    assert (
-        told.present.tolist(),
-        told.numbers.mean.tolist(),
-        told.numbers.deviation.tolist(),
-    ) == (
-        [0],
-        [0],
-        [0],
-    )
-    assert told.fills is not None
-    assert np.isnan(told.fills).all()
+    description = TableDescription.of(few, "median", fewest=2)
+    assert description.present.tolist() == [0]
+    assert description.numbers.mean.tolist() == [0]
+    assert description.numbers.deviation.tolist() == [0]
+    assert description.fills is not None
+    assert np.isnan(description.fills).all()
     assert agreed([few, many], "median", fewest=2)[0].columns[0].fill == 2
-    with pytest.raises(
-        UserError,
-        match="n has too few values in every table: drop it",
-    ):
+    with pytest.raises(UserError, match="n has too few values in every table: drop it"):
         agreed([few, few], "mean", fewest=2)
 
 
@@ -137,7 +130,8 @@ def test_of_a_column_with_few_values_nothing_is_told() -> None:
     [
         (
             {"n": [1.0]},
-            "all tables need the same columns, in any order: south.csv has no column w; drop leaves",
+            "all tables need the same columns, in any order: south.csv has no column w; "
+            "drop leaves",
         ),
         ({"n": [1.0], "w": ["a"], "z": [3]}, "in any order: north.csv has no column z"),
         (
@@ -146,11 +140,12 @@ def test_of_a_column_with_few_values_nothing_is_told() -> None:
         ),
         (
             {"n": ["x"], "w": ["a"]},
-            "n has numbers in north.csv and text in south.csv: if it is a category, pass categorical n",
+            "n has numbers in north.csv and text in south.csv: if it is a category, pass "
+            "categorical n",
         ),
     ],
 )
-def test_tables_that_do_not_go_together_are_refused_with_names(
+def test_incompatible_tables_are_rejected(
     other: dict[str, list[Any]], message: str
 ) -> None:
     words = tuple(name for name, cells in other.items() if isinstance(cells[0], str))
@@ -159,16 +154,16 @@ def test_tables_that_do_not_go_together_are_refused_with_names(
         agreed([north, table(other, "south.csv", categorical=words)])
 
 
-def test_all_fill_in_one_way() -> None:
+def test_impute_must_agree() -> None:
     one = table({"n": [1.0, 2.0]}, "north.csv")
-    told = [TableDescription.of(one, impute) for impute in ("mean", None, "median")]
+    descriptions = [TableDescription.of(one, impute) for impute in ("mean", None, "median")]
     with pytest.raises(UserError, match="impute is mean at north and median at west"):
-        agree_on_layout(told, ["north", "east", "west"])
-    layout, _ = agree_on_layout(told[:2], ["north", "east"])
+        agree_on_layout(descriptions, ["north", "east", "west"])
+    layout, _ = agree_on_layout(descriptions[:2], ["north", "east"])
     assert layout.columns[0].fill == 1.5
 
 
-def test_the_target_must_have_one_name() -> None:
+def test_target_name_must_agree() -> None:
     one, other = (
         parse_csv(["a,b\n", "1,2\n"], "t.csv", TableOptions(name)) for name in ("a", "b")
     )

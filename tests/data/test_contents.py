@@ -1,4 +1,4 @@
-"""Contents of files in any form: damaged ones are errors, never wrong contents."""
+"""Contents of plain, zipped and archived files: damaged files raise an error."""
 
 import gzip
 import hashlib
@@ -20,16 +20,14 @@ FILE = File("a.bin", len(CONTENTS), hashlib.sha256(CONTENTS).hexdigest())
 
 class TestOpenContents:
     @pytest.mark.parametrize("form", ["a.bin", "a.bin.gz", "small.tar.gz"])
-    def test_gives_the_contents_whatever_the_form(self, form: str, tmp_path: Path) -> None:
+    def test_all_forms(self, form: str, tmp_path: Path) -> None:
         path = written(tmp_path, form)
         with open_contents(path, "a.bin") as stream:
             assert stream.read() == CONTENTS
         assert FILE.matches(path)
         assert not replace(FILE, sha256=hashlib.sha256(b"other").hexdigest()).matches(path)
 
-    def test_a_member_is_found_by_its_name_and_nothing_is_extracted(
-        self, tmp_path: Path
-    ) -> None:
+    def test_archive_member_without_extraction(self, tmp_path: Path) -> None:
         members: dict[str, bytes | str] = {
             "../../a.bin": b"first",
             "dir/b.bin": "/etc/passwd",
@@ -47,7 +45,7 @@ class TestOpenContents:
             pass
         assert [each for each in tmp_path.rglob("*") if each.is_file()] == [path]
 
-    def test_a_file_that_is_gone_is_an_error_for_a_person(self, tmp_path: Path) -> None:
+    def test_missing_file(self, tmp_path: Path) -> None:
         with (
             pytest.raises(UserError, match=r"gone\.gz cannot be read"),
             open_contents(tmp_path / "gone.gz", "gone"),
@@ -56,9 +54,10 @@ class TestOpenContents:
 
     @pytest.mark.parametrize("form", ["a.bin.gz", "small.tar.gz"])
     @given(data=st.data())
-    def test_what_is_damaged_is_an_error_that_names_the_path_and_never_taken_for_right(
+    def test_damage_is_always_detected(
         self, form: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
+        """The error names the path."""
         path = written(tmp_path_factory.mktemp("damaged"), form)
         whole = path.read_bytes()
         if data.draw(st.booleans()):
@@ -78,9 +77,7 @@ class TestOpenContents:
         assert FILE.matches(path) == (contents == CONTENTS)
 
     @pytest.mark.parametrize("length", range(12))
-    def test_an_archive_cut_within_its_header_is_damaged(
-        self, length: int, tmp_path: Path
-    ) -> None:
+    def test_archive_cut_within_header(self, length: int, tmp_path: Path) -> None:
         path = written(tmp_path, "small.tar.gz")
         path.write_bytes(path.read_bytes()[:length])
         with (
@@ -89,16 +86,14 @@ class TestOpenContents:
         ):
             pass
 
-    def test_what_goes_on_after_the_right_contents_does_not_match(
-        self, tmp_path: Path
-    ) -> None:
+    def test_wrong_length_does_not_match(self, tmp_path: Path) -> None:
         path = written(tmp_path, "a.bin.gz")
         path.write_bytes(gzip.compress(CONTENTS + b"x"))
         assert not FILE.matches(path)
         path.write_bytes(gzip.compress(CONTENTS[:-1]))
         assert not FILE.matches(path)
 
-    def test_errors_of_the_reader_are_its_own(self, tmp_path: Path) -> None:
+    def test_errors_of_the_caller_pass(self, tmp_path: Path) -> None:
         with (
             pytest.raises(OSError, match="disk is full"),
             open_contents(written(tmp_path, "a.bin.gz"), "a.bin"),

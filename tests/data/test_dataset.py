@@ -1,5 +1,5 @@
-"""Datasets: targets as models want them, standardisation by the training samples alone, and
-what is held out.
+"""Datasets: targets for each kind of model, standardization by training samples, held-out
+and sampled parts.
 """
 
 from dataclasses import replace
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from fedbudget import data
+from fedbudget.arrays import Int64
 from fedbudget.data.dataset import Dataset, Part, Standardization, hold_out
 from fedbudget.errors import UserError
 
@@ -24,10 +25,10 @@ TWO = Dataset("two", replace(FIVE, labels=np.array([0, 1, 1, 0, 1])), classes=("
 
 
 class TestTargets:
-    def test_of_two_classes_the_second_is_plus_one(self) -> None:
+    def test_second_class_is_plus_one(self) -> None:
         assert TWO.table(TWO.train, "binary").y.tolist() == [-1, 1, 1, -1, 1]
 
-    def test_with_parity_even_class_numbers_are_plus_one(self) -> None:
+    def test_parity_maps_even_to_one(self) -> None:
         assert replace(MANY, parity=True).table(MANY.train, "binary").y.tolist() == [
             1,
             -1,
@@ -36,16 +37,16 @@ class TestTargets:
             -1,
         ]
 
-    def test_four_classes_without_parity_are_not_two(self) -> None:
+    def test_binary_target_needs_two_classes(self) -> None:
         with pytest.raises(
             UserError, match="many has 4 classes; model svm needs two, softmax takes any"
         ):
             MANY.table(MANY.train, "binary")
 
-    def test_classes_are_their_numbers(self) -> None:
+    def test_class_numbers(self) -> None:
         assert MANY.table(MANY.train, "classes").y.tolist() == [0, 1, 2, 3, 1]
 
-    def test_real_targets_are_standardised_only_where_the_features_were(self) -> None:
+    def test_real_targets_follow_feature_standardization(self) -> None:
         assert MANY.table(MANY.train, "real").y.tolist() == [0, 10, 20, 30, 10]
         how = Standardization(
             np.zeros(2), np.ones(2), target_mean=10.0, target_deviation=5.0
@@ -58,7 +59,7 @@ class TestTargets:
             0,
         ]
 
-    def test_raw_targets_are_the_numbers_of_the_data_never_standardised(self) -> None:
+    def test_raw_targets_are_never_standardised(self) -> None:
         how = Standardization(
             np.zeros(2), np.ones(2), target_mean=10.0, target_deviation=5.0
         )
@@ -70,11 +71,11 @@ class TestTargets:
             10,
         ]
 
-    def test_raw_targets_are_class_numbers_where_classes_are_words(self) -> None:
+    def test_raw_targets_of_text_classes(self) -> None:
         words = replace(TWO, train=replace(TWO.train, values=None))
         assert words.table(words.train, "raw").y.tolist() == [0, 1, 1, 0, 1]
 
-    def test_no_target_is_zeros(self) -> None:
+    def test_target_none_is_zeros(self) -> None:
         assert MANY.table(MANY.train, "none").y.tolist() == [0, 0, 0, 0, 0]
 
     @pytest.mark.parametrize(
@@ -85,41 +86,35 @@ class TestTargets:
             ("classes", "has no classes"),
         ],
     )
-    def test_what_the_data_does_not_have_is_refused(
-        self, target: str, message: str
-    ) -> None:
+    def test_missing_target_is_rejected(self, target: str, message: str) -> None:
         bare = Dataset("bare", Part(FIVE.x))
         with pytest.raises(UserError, match=message):
             bare.table(bare.train, target)
 
 
 class TestStandardization:
-    def test_training_samples_get_mean_zero_and_deviation_one(self) -> None:
+    def test_training_moments_are_normalized(self) -> None:
         part = Part(np.random.default_rng(1).normal(50.0, 7.0, (400, 3)))
         x = Standardization.of(part).apply(part).x.astype(np.float64)
         assert x.mean(axis=0) == pytest.approx(0, abs=1e-6)
         assert x.std(axis=0) == pytest.approx(1, abs=1e-6)
 
-    def test_other_samples_are_moved_by_the_training_samples_mean_and_deviation(
-        self,
-    ) -> None:
+    def test_other_samples_use_training_moments(self) -> None:
         how = Standardization.of(Part(np.array([[1.0], [3.0]])))  # mean 2, deviation 1
         assert how.apply(Part(np.array([[2.0], [12.0]]))).x.ravel().tolist() == [0, 10]
 
     @pytest.mark.parametrize("constant", [0.0, 0.1, 123.456, 1e9 + 0.1])
     @pytest.mark.parametrize("samples", [1, 80, 1437])
-    def test_a_column_that_never_changes_is_only_moved_to_zero(
-        self, constant: float, samples: int
-    ) -> None:
-        """Its computed deviation may be next to 0 instead of 0; dividing by that would blow
-        rounding up.
+    def test_constant_column_becomes_zero(self, constant: float, samples: int) -> None:
+        """The computed deviation may be close to 0 instead of 0; division by it would
+        amplify rounding.
         """
         part = Part(np.full((samples, 2), constant))
         how = Standardization.of(part)
         assert how.deviation.tolist() == [1.0, 1.0]
         assert how.apply(part).x == pytest.approx(0, abs=1e-4)
 
-    def test_the_target_is_brought_to_mean_zero_and_deviation_one_too(self) -> None:
+    def test_target_is_standardised(self) -> None:
         how = Standardization.of(FIVE)
         values = how.targets(np.array([0.0, 10.0, 20.0, 30.0, 10.0]))
         assert (values.mean(), values.std()) == pytest.approx((0, 1))
@@ -127,21 +122,20 @@ class TestStandardization:
 
 class TestHoldOut:
     @given(samples=st.integers(1, 300), share=st.floats(0, 1, exclude_max=True))
-    def test_every_sample_is_on_one_side_and_training_is_never_empty(
-        self, samples: int, share: float
-    ) -> None:
+    def test_split_is_complete(self, samples: int, share: float) -> None:
+        """The training part is never empty."""
         trained, tested = hold_out(samples, share)
         assert sorted([*trained.tolist(), *tested.tolist()]) == list(range(samples))
         assert len(trained) >= 1
         assert len(tested) <= samples * share < len(tested) + 1
 
     @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
-    def test_refuses_a_share_that_leaves_nothing_or_is_none(self, share: float) -> None:
+    def test_invalid_share_is_rejected(self, share: float) -> None:
         with pytest.raises(UserError, match="test_share must be at least 0 and below 1"):
             hold_out(5, share)
 
 
-def test_parts_join_in_order_with_what_is_known_of_them() -> None:
+def test_joined_parts_keep_order() -> None:
     joined = Part.join([FIVE.rows(np.array([4, 0])), FIVE.rows(np.array([2]))])
     assert joined.x.tolist() == [[8, 9], [0, 1], [4, 5]]
     assert joined.labels is not None
@@ -150,7 +144,7 @@ def test_parts_join_in_order_with_what_is_known_of_them() -> None:
     assert joined.values.tolist() == [10, 0, 20]
 
 
-def test_samples_without_classes_are_distributed_by_clusters_of_their_features() -> None:
+def test_unlabelled_samples_are_clustered() -> None:
     rng = np.random.default_rng(0)
     blobs = np.repeat(10.0 * np.eye(10), 20, axis=0) + rng.normal(0, 0.1, (200, 10))
     labels = Dataset("blobs", Part(blobs)).partition_labels(seed=0).reshape(10, 20)
@@ -158,7 +152,8 @@ def test_samples_without_classes_are_distributed_by_clusters_of_their_features()
     assert len(np.unique(labels[:, 0])) > 5
 
 
-def test_digits_are_scikit_learns_in_their_order_with_pixels_from_zero_to_one() -> None:
+def test_digits_match_scikit_learn() -> None:
+    """In the original order, with pixels from 0 to 1."""
     known, dataset = load_digits(), data.load("digits")
     assert dataset.test is not None
     assert dataset.test.labels is not None
@@ -169,3 +164,83 @@ def test_digits_are_scikit_learns_in_their_order_with_pixels_from_zero_to_one() 
     )
     pixels = dataset.table(dataset.train, "binary").scaled(np.arange(len(dataset.train)))
     assert (pixels.min(), pixels.max()) == (0, 1)
+
+
+FORTY = Dataset(
+    "many",
+    Part(
+        np.arange(40, dtype=np.uint8)[:, None], labels=np.arange(40), values=np.arange(40.0)
+    ),
+    Part(np.arange(100, 120, dtype=np.uint8)[:, None], labels=np.arange(100, 120)),
+    shape=(1,),
+    files=(10, 30),
+)
+
+
+def known(part: Part | None) -> Int64:
+    assert part is not None
+    assert part.labels is not None
+    return part.labels
+
+
+class TestSample:
+    @given(train=st.integers(1, 40), test=st.integers(1, 20), seed=st.integers(0, 2**32))
+    def test_no_sample_is_drawn_twice(self, train: int, test: int, seed: int) -> None:
+        result = FORTY.sample(train, test, seed)
+        assert result.test is not None
+        assert (len(result.train), len(result.test)) == (train, test)
+        for part, every in ((result.train, FORTY.train), (result.test, FORTY.test)):
+            assert every is not None
+            assert len(set(known(part).tolist())) == len(part)
+            assert set(known(part).tolist()) <= set(known(every).tolist())
+            assert (
+                part.x[:, 0].tolist() == known(part).tolist()
+            )  # still paired with its label
+        assert result.train.values is not None
+        assert result.train.values.tolist() == known(result.train).tolist()
+
+    def test_sample_depends_on_seed(self) -> None:
+        first, again, other = (
+            known(FORTY.sample(20, 10, seed).train).tolist() for seed in (1, 1, 2)
+        )
+        assert first == again
+        assert first != other
+        tests = [known(FORTY.sample(20, 10, seed).test).tolist() for seed in (1, 1, 2)]
+        assert tests[0] == tests[1] != tests[2]
+
+    def test_sampling_is_uniform(self) -> None:
+        """800 draws of 10 of 40: each sample about 200 times, with a deviation of √(800 · ¼
+        · ¾) ≈ 12.
+        """
+        taken = np.concatenate(
+            [known(FORTY.sample(10, None, seed).train) for seed in range(800)]
+        )
+        assert np.abs(np.bincount(taken, minlength=40) - 200).max() < 5 * 12.25
+
+    def test_none_keeps_all_samples(self) -> None:
+        result = FORTY.sample(None, None, 3)
+        assert result == FORTY
+        assert FORTY.sample(None, 5, 3).train is FORTY.train
+        assert FORTY.sample(None, 5, 3).files == (10, 30)
+        assert FORTY.sample(5, None, 3).test is FORTY.test
+
+    def test_sample_drops_file_sizes(self) -> None:
+        assert FORTY.sample(20, None, 0).files == ()
+
+    def test_dataset_without_test_samples(self) -> None:
+        assert replace(FORTY, test=None).sample(5, 5, 0).test is None
+
+    @pytest.mark.parametrize(
+        ("train", "test", "message"),
+        [
+            (41, None, "41 training samples of many were requested; there are 40"),
+            (0, None, "0 training samples of many were requested"),
+            (None, 21, "21 test samples of many were requested; there are 20"),
+            (-1, 3, "-1 training samples of many were requested"),
+        ],
+    )
+    def test_invalid_counts_are_rejected(
+        self, train: int | None, test: int | None, message: str
+    ) -> None:
+        with pytest.raises(UserError, match=message):
+            FORTY.sample(train, test, 0)

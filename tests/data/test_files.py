@@ -1,6 +1,4 @@
-"""The user's own files: what is read from a .csv, a .npz and a folder, and what is refused
-with the place named.
-"""
+"""The user's files: .csv, .npz, folders and arrays; errors name the file or shard."""
 
 from pathlib import Path
 
@@ -25,7 +23,7 @@ def csv_of(path: Path, rows: np.ndarray[tuple[int, int], np.dtype[np.float64]]) 
 
 
 class TestCsvDataset:
-    def test_words_are_classes_in_order_of_the_alphabet(self, tmp_path: Path) -> None:
+    def test_text_classes_are_sorted(self, tmp_path: Path) -> None:
         path = write(
             tmp_path / "pets.csv", "weight,kind\n" + "4,cat\n30,dog\n0.1,bird\n5,cat\n" * 5
         )
@@ -34,7 +32,7 @@ class TestCsvDataset:
         assert dataset.train.labels is not None
         assert dataset.train.labels.tolist() == [1, 2, 0, 1] * 5
 
-    def test_large_whole_numbers_stay_different_classes(self, tmp_path: Path) -> None:
+    def test_large_integers_stay_distinct_classes(self, tmp_path: Path) -> None:
         dataset = load(
             write(tmp_path / "a.csv", "a,zip\n" + "1,1000001\n2,1000002\n" * 5),
             test_share=0.0,
@@ -46,7 +44,7 @@ class TestCsvDataset:
     @pytest.mark.parametrize(
         ("values", "classes"), [(range(50), 50), (range(51), 0), ([0, 0.5, 1], 0)]
     )
-    def test_whole_numbers_of_at_most_fifty_kinds_are_classes_others_real(
+    def test_up_to_fifty_integer_classes(
         self, tmp_path: Path, values: list[float], classes: int
     ) -> None:
         path = write(
@@ -56,9 +54,7 @@ class TestCsvDataset:
         assert len(dataset.classes) == classes
         assert (dataset.train.labels is None) == (classes == 0)
 
-    def test_features_have_mean_zero_and_deviation_one_over_the_training_rows(
-        self, tmp_path: Path
-    ) -> None:
+    def test_features_are_standardised(self, tmp_path: Path) -> None:
         rows = np.random.default_rng(0).normal(30, 9, (100, 4))
         rows[:, 1] = 0.1  # never changes
         dataset = load(csv_of(tmp_path / "a.csv", rows))
@@ -67,17 +63,15 @@ class TestCsvDataset:
         assert x.mean(axis=0) == pytest.approx(0, abs=1e-6)
         assert x.std(axis=0) == pytest.approx([1, 0, 1], abs=1e-6)
 
-    def test_a_real_target_is_standardised_for_a_regression(self, tmp_path: Path) -> None:
+    def test_real_target_is_standardised(self, tmp_path: Path) -> None:
         rows = np.random.default_rng(0).normal(30, 9, (100, 3))
         dataset = load(csv_of(tmp_path / "a.csv", rows))
         y = dataset.table(dataset.train, "real").y.astype(np.float64)
         assert (y.mean(), y.std()) == pytest.approx((0, 1), abs=1e-6)
 
-    def test_held_out_rows_are_the_other_rows_by_the_training_rows_standard(
-        self, tmp_path: Path
-    ) -> None:
+    def test_held_out_rows_use_training_moments(self, tmp_path: Path) -> None:
         rows = np.random.default_rng(0).normal(30, 9, (100, 3))
-        rows[:, 2] = np.arange(100) + 0.5  # tells which row it is
+        rows[:, 2] = np.arange(100) + 0.5  # identifies the row
         dataset = load(csv_of(tmp_path / "a.csv", rows), test_share=0.3)
         assert dataset.test is not None
         assert dataset.train.values is not None
@@ -91,16 +85,15 @@ class TestCsvDataset:
         expected = (rows[tested, :2] - known.mean(axis=0)) / known.std(axis=0)
         assert dataset.test.x == pytest.approx(expected, abs=1e-5)
 
-    def test_the_same_rows_are_held_out_every_time(self, tmp_path: Path) -> None:
+    def test_held_out_rows_are_fixed(self, tmp_path: Path) -> None:
         path = csv_of(tmp_path / "a.csv", np.random.default_rng(0).normal(size=(40, 3)))
         one, other = load(path), load(path)
         assert one.test is not None
         assert other.test is not None
         assert np.array_equal(one.test.x, other.test.x)
 
-    def test_a_field_without_end_and_other_encodings_are_refused(
-        self, tmp_path: Path
-    ) -> None:
+    def test_unreadable_csv_is_rejected(self, tmp_path: Path) -> None:
+        """A field of 200,000 characters, and another encoding."""
         for path in (
             write(tmp_path / "long.csv", "a,y\n" + "1" * 200_000 + ",2\n"),
             write(tmp_path / "latin.csv", "a,y\n1,café\n", "latin-1"),
@@ -110,7 +103,7 @@ class TestCsvDataset:
 
 
 class TestNpz:
-    def test_uint8_features_are_pixels_from_zero_to_one(self, tmp_path: Path) -> None:
+    def test_uint8_features_are_pixels(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.array([[0, 51], [255, 102]], np.uint8), y=[0, 1])
         dataset = load(tmp_path / "a.npz", test_share=0.0)
         assert dataset.train.x.dtype == np.uint8
@@ -118,7 +111,7 @@ class TestNpz:
             np.arange(2)
         ) == pytest.approx(np.array([[0.0, 0.2], [1.0, 0.4]]))
 
-    def test_float_features_are_used_as_they_are(self, tmp_path: Path) -> None:
+    def test_float_features_are_not_scaled(self, tmp_path: Path) -> None:
         x = np.random.default_rng(0).normal(5, 2, (10, 3))
         np.savez(tmp_path / "a.npz", x=x, y=np.arange(10) / 4)
         dataset = load(tmp_path / "a.npz", test_share=0.0)
@@ -128,16 +121,14 @@ class TestNpz:
             dataset.table(dataset.train, "real").y.tolist() == (np.arange(10) / 4).tolist()
         )
 
-    def test_images_are_flattened_row_by_row(self, tmp_path: Path) -> None:
+    def test_images_are_flattened(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.arange(12, dtype=np.float32).reshape(2, 2, 3))
         assert load(tmp_path / "a.npz").train.x.tolist() == [
             [0, 1, 2, 3, 4, 5],
             [6, 7, 8, 9, 10, 11],
         ]
 
-    def test_test_samples_of_its_own_are_used_and_nothing_is_held_out(
-        self, tmp_path: Path
-    ) -> None:
+    def test_npz_with_test_samples(self, tmp_path: Path) -> None:
         np.savez(
             tmp_path / "a.npz",
             x=np.zeros((9, 2)),
@@ -152,7 +143,7 @@ class TestNpz:
         assert dataset.test.labels is not None
         assert dataset.test.labels.tolist() == [1, 0, 1]
 
-    def test_words_are_classes(self, tmp_path: Path) -> None:
+    def test_text_classes(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array(["up", "down", "up"]))
         dataset = load(tmp_path / "a.npz", test_share=0.0)
         assert dataset.classes == ("down", "up")
@@ -189,16 +180,14 @@ class TestNpz:
             ({"x": np.array([[1, {}]], dtype=object)}, "is not a readable .npz file"),
         ],
     )
-    def test_what_cannot_be_used_is_refused(
+    def test_invalid_arrays_are_rejected(
         self, tmp_path: Path, arrays: dict[str, object], message: str
     ) -> None:
         np.savez(tmp_path / "a.npz", **arrays)  # type: ignore[arg-type]
         with pytest.raises(UserError, match=message):
             read_npz(tmp_path / "a.npz")
 
-    def test_files_that_are_no_archive_or_a_broken_one_are_refused(
-        self, tmp_path: Path
-    ) -> None:
+    def test_damaged_archives_are_rejected(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "whole.npz", x=np.random.default_rng(0).random((50, 3)))
         whole = bytearray((tmp_path / "whole.npz").read_bytes())
         with (tmp_path / "array.npz").open("wb") as file:
@@ -217,7 +206,7 @@ class TestNpz:
 
 class TestFolder:
     def folder(self, tmp_path: Path, sizes: tuple[int, ...] = (10, 20, 5)) -> Path:
-        """Files of some rows each; the first feature of a row is the number of its file."""
+        """One file per site. The first feature of a row is the number of its file."""
         folder = tmp_path / "sites"
         folder.mkdir()
         for number, size in enumerate(sizes):
@@ -225,24 +214,22 @@ class TestFolder:
             np.savez(folder / f"site-{number}.npz", x=x, y=np.arange(size) % 2)
         return folder
 
-    def test_each_node_has_the_rows_of_its_own_file_in_order_of_names(
-        self, tmp_path: Path
-    ) -> None:
+    def test_one_file_per_node(self, tmp_path: Path) -> None:
         dataset = load(self.folder(tmp_path), test_share=0.2)
         assert dataset.files == (8, 16, 4)
         assert dataset.train.x[:, 0].tolist() == [0] * 8 + [1] * 16 + [2] * 4
 
-    def test_a_share_of_every_file_is_held_out(self, tmp_path: Path) -> None:
+    def test_every_file_has_held_out_rows(self, tmp_path: Path) -> None:
         dataset = load(self.folder(tmp_path), test_share=0.2)
         assert dataset.test is not None
         assert dataset.test.x[:, 0].tolist() == [0] * 2 + [1] * 4 + [2] * 1
         rows = {(a, b) for a, b in [*dataset.train.x.tolist(), *dataset.test.x.tolist()]}
         assert len(rows) == 35  # none is in both
 
-    def test_one_file_alone_is_no_nodes_own(self, tmp_path: Path) -> None:
+    def test_single_file_is_not_assigned(self, tmp_path: Path) -> None:
         assert load(self.folder(tmp_path) / "site-0.npz").files == ()
 
-    def test_csv_files_are_standardised_together(self, tmp_path: Path) -> None:
+    def test_csv_files_share_standardization(self, tmp_path: Path) -> None:
         folder = tmp_path / "sites"
         folder.mkdir()
         for number in range(2):
@@ -250,9 +237,7 @@ class TestFolder:
         dataset = load(folder, test_share=0.0)
         assert dataset.train.x.ravel().tolist() == [-1, -1, 1, 1]
 
-    def test_files_without_one_another_s_columns_or_kinds_are_refused(
-        self, tmp_path: Path
-    ) -> None:
+    def test_incompatible_files_are_rejected(self, tmp_path: Path) -> None:
         folder = self.folder(tmp_path)
         np.savez(folder / "wide.npz", x=np.zeros((4, 3)), y=np.zeros(4))
         with pytest.raises(
@@ -262,12 +247,11 @@ class TestFolder:
             load(folder)
         np.savez(folder / "wide.npz", x=np.zeros((4, 2)))
         with pytest.raises(
-            UserError,
-            match="targets must be numbers in all files, text in all, or in none",
+            UserError, match="targets must be numbers in all files, text in all, or in none"
         ):
             load(folder)
 
-    def test_an_empty_folder_is_refused(self, tmp_path: Path) -> None:
+    def test_empty_folder_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(
             UserError,
             match=r"has no \.csv or \.npz file; a folder must hold one file per node",
@@ -276,7 +260,7 @@ class TestFolder:
 
 
 class TestArrays:
-    def test_shards_are_the_nodes_own_and_nothing_is_held_out(self) -> None:
+    def test_shards_stay_with_their_nodes(self) -> None:
         dataset = from_arrays(
             [([[1.0], [2.0]], [0, 1]), ([[3.0]], [1])], test=([[9.0]], [0])
         )
@@ -285,7 +269,7 @@ class TestArrays:
         assert dataset.test is not None
         assert dataset.test.x.tolist() == [[9.0]]
 
-    def test_without_test_samples_there_are_none(self) -> None:
+    def test_no_test_samples(self) -> None:
         assert from_arrays([([[1.0], [2.0]], None)], test=None).test is None
 
     def test_errors_name_the_shard(self) -> None:
@@ -295,33 +279,32 @@ class TestArrays:
             from_arrays([], test=None)
 
 
-def test_new_samples_get_the_class_numbers_that_the_model_was_trained_with(
-    tmp_path: Path,
-) -> None:
+def test_new_samples_use_training_classes(tmp_path: Path) -> None:
     path = write(tmp_path / "new.csv", "a,y\n1,dog\n2,cat\n")
-    found = load_all(path, classes=("bird", "cat", "dog"))
-    assert found.train.labels is not None
-    assert found.train.labels.tolist() == [2, 1]
-    assert found.scale == 1
+    result = load_all(path, classes=("bird", "cat", "dog"))
+    assert result.train.labels is not None
+    assert result.train.labels.tolist() == [2, 1]
+    assert result.scale == 1
     with pytest.raises(UserError, match="class 'dog' is not one of bird, cat"):
         load_all(path, classes=("bird", "cat"))
 
 
 @pytest.mark.parametrize("name", ["imagenet", "no/such/folder"])
-def test_an_unknown_dataset_is_refused_with_what_there_is(name: str) -> None:
+def test_unknown_dataset_lists_known_ones(name: str) -> None:
     with pytest.raises(
         UserError,
-        match=f"unknown dataset '{name}'; use digits, mnist, .* or a path to a .csv, a .npz",
+        match=f"unknown dataset '{name}'; use digits, mnist, .* or a path to a .csv, a "
+        f".npz",
     ):
         data.load(name)
 
 
-def test_a_dataset_that_was_probably_meant_is_named() -> None:
+def test_similar_dataset_name_is_suggested() -> None:
     with pytest.raises(UserError, match=r"unknown dataset 'digitz'; did you mean digits\?"):
         data.load("digitz")
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "missing.npz"])
-def test_a_file_that_is_not_there_is_said_to_be_missing(name: str) -> None:
+def test_missing_file(name: str) -> None:
     with pytest.raises(UserError, match=f"{name} does not exist"):
         data.load(name)

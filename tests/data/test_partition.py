@@ -1,5 +1,5 @@
-"""Who holds what: the paper's Cases for more, as many and fewer labels than nodes, and
-Dirichlet.
+"""Partitions: the paper's Cases for more, equal and fewer labels than nodes; Dirichlet;
+labels per node.
 """
 
 import numpy as np
@@ -14,13 +14,13 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 
 NODES_AND_LABELS = [(3, 10), (4, 4), (7, 3), (2, 2), (5, 2)]
-"""More labels than nodes, as many, fewer."""
+"""More labels than nodes, equal numbers, fewer labels."""
 
 Labels = NDArray[np.int64]
 
 
 def some_labels(samples: int, labels: int, seed: int = 0) -> Labels:
-    """Random labels of which each comes at least 20 times."""
+    """Random labels, each at least 20 times."""
     rng = np.random.default_rng(seed)
     every = np.concatenate(
         [np.repeat(np.arange(labels), 20), rng.integers(0, labels, samples - 20 * labels)]
@@ -47,52 +47,42 @@ def labels_at(labels: Labels, part: NDArray[np.int64]) -> set[int]:
 @pytest.mark.parametrize(("nodes", "kinds"), NODES_AND_LABELS)
 class TestCases:
     @pytest.mark.parametrize("number", [1, 2, 4])
-    def test_every_sample_goes_to_exactly_one_node(
-        self, number: int, nodes: int, kinds: int
-    ) -> None:
+    def test_every_sample_on_one_node(self, number: int, nodes: int, kinds: int) -> None:
         labels = some_labels(307, kinds)
         rows = case(number, labels, nodes)
         assert len(rows) == nodes
         assert_disjoint_and_complete(rows, 307)
 
     @pytest.mark.parametrize("number", [1, 2, 4])
-    def test_the_seed_decides(self, number: int, nodes: int, kinds: int) -> None:
+    def test_partition_is_seeded(self, number: int, nodes: int, kinds: int) -> None:
         labels = some_labels(307, kinds)
-        once, again = (
-            case(number, labels, nodes, seed=5),
-            case(number, labels, nodes, seed=5),
-        )
+        once, again = (case(number, labels, nodes, seed=5) for _ in range(2))
         assert [part.tolist() for part in once] == [part.tolist() for part in again]
 
     def test_case_1_is_even(self, nodes: int, kinds: int) -> None:
         parts = sizes(case(1, some_labels(307, kinds), nodes))
         assert max(parts) - min(parts) <= 1
 
-    def test_case_1_gives_every_node_every_label(self, nodes: int, kinds: int) -> None:
+    def test_case_1_has_all_labels(self, nodes: int, kinds: int) -> None:
         labels = some_labels(3000, kinds)
         for part in case(1, labels, nodes):
             assert labels_at(labels, part) == set(labels.tolist())
 
-    def test_case_2_gives_a_node_no_more_labels_than_its_share(
-        self, nodes: int, kinds: int
-    ) -> None:
+    def test_case_2_limits_labels_per_node(self, nodes: int, kinds: int) -> None:
         labels = some_labels(307, kinds)
         most = -(-kinds // nodes)
         for part in case(2, labels, nodes):
             assert 1 <= len(labels_at(labels, part)) <= most
 
-    def test_case_2_splits_a_label_evenly_among_its_nodes(
-        self, nodes: int, kinds: int
-    ) -> None:
+    def test_case_2_splits_labels_evenly(self, nodes: int, kinds: int) -> None:
         labels = some_labels(307, kinds)
         rows = case(2, labels, nodes)
         for label in np.unique(labels):
             shares = [own for part in rows if (own := int((labels[part] == label).sum()))]
             assert max(shares) - min(shares) <= 1
 
-    def test_case_3_gives_everything_to_everyone_and_stores_it_once(
-        self, nodes: int, kinds: int
-    ) -> None:
+    def test_case_3_shares_all_samples(self, nodes: int, kinds: int) -> None:
+        """The rows are stored once."""
         rows = case(3, some_labels(307, kinds), nodes)
         assert all(part is rows[0] for part in rows)
         assert rows[0].tolist() == list(range(307))
@@ -102,9 +92,8 @@ class TestCases:
         assert len(shards.rows) == 307
         assert shards.size.tolist() == [307] * nodes
 
-    def test_case_4_is_case_1_in_the_first_half_and_case_2_in_the_second(
-        self, nodes: int, kinds: int
-    ) -> None:
+    def test_case_4_combines_cases(self, nodes: int, kinds: int) -> None:
+        """Case 1 in the first half of labels and nodes, Case 2 in the second."""
         labels = some_labels(3000, kinds)
         rows = case(4, labels, nodes)
         present = np.unique(labels).tolist()
@@ -125,9 +114,10 @@ class TestCases:
     kinds=st.integers(1, 6),
     seed=st.integers(0, 10**6),
 )
-def test_dirichlet_is_disjoint_and_complete_and_leaves_no_node_empty(
+def test_dirichlet_is_disjoint_and_complete(
     alpha: float, samples: int, nodes: int, kinds: int, seed: int
 ) -> None:
+    """No node is empty."""
     rng = np.random.default_rng(seed)
     nodes = min(nodes, samples)
     rows = split(Partition(alpha=alpha), rng.integers(0, kinds, samples), nodes, rng)
@@ -136,7 +126,7 @@ def test_dirichlet_is_disjoint_and_complete_and_leaves_no_node_empty(
     assert_disjoint_and_complete(rows, samples)
 
 
-def test_dirichlet_with_large_alpha_is_even_and_with_small_alpha_is_not() -> None:
+def test_alpha_controls_evenness() -> None:
     labels = some_labels(4000, 4)
     even = split(Partition(alpha=1e5), labels, 8, np.random.default_rng(1))
     uneven = split(Partition(alpha=0.05), labels, 8, np.random.default_rng(1))
@@ -149,9 +139,9 @@ def test_dirichlet_with_large_alpha_is_even_and_with_small_alpha_is_not() -> Non
     assert np.mean(largest) > 0.7
 
 
-class TestSomeLabels:
+class TestLabelsPerNode:
     @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
-    def test_a_node_has_so_many_labels_and_shares_are_even(
+    def test_label_count_and_even_shares(
         self, nodes: int, count: int, kinds: int, seed: int
     ) -> None:
         labels = some_labels(200, kinds, seed)
@@ -166,24 +156,24 @@ class TestSomeLabels:
             assert max(shares) - min(shares) <= 1
         assert_disjoint_and_complete(rows, len(labels))
 
-    def test_one_label_each_is_case_2_with_as_many_nodes(self) -> None:
+    def test_one_label_equals_case_2(self) -> None:
         labels = some_labels(300, 5)
-        found = split(Partition(labels=1), labels, 5, np.random.default_rng(0))
-        assert [part.tolist() for part in found] == [
+        result = split(Partition(labels=1), labels, 5, np.random.default_rng(0))
+        assert [part.tolist() for part in result] == [
             part.tolist() for part in case(2, labels, 5)
         ]
 
-    def test_more_than_there_are_is_refused(self) -> None:
+    def test_too_many_labels(self) -> None:
         with pytest.raises(UserError, match="labels:4: there are 3 labels in all"):
             split(Partition(labels=4), some_labels(100, 3), 5, np.random.default_rng(0))
 
-    def test_too_few_for_all_labels_is_refused(self) -> None:
+    def test_too_few_nodes(self) -> None:
         with pytest.raises(UserError, match="needs at least 3 nodes, one per label, not 2"):
             split(Partition(labels=1), some_labels(100, 3), 2, np.random.default_rng(0))
 
 
-class TestMistakes:
-    def test_there_is_no_case_5(self) -> None:
+class TestRejected:
+    def test_unknown_case(self) -> None:
         with pytest.raises(
             UserError, match="case 5 does not exist; the paper has cases 1, 2, 3 and 4"
         ):
@@ -192,14 +182,14 @@ class TestMistakes:
     @pytest.mark.parametrize(
         "text", ["dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf"]
     )
-    def test_alpha_is_a_positive_number(self, text: str) -> None:
+    def test_alpha_must_be_positive(self, text: str) -> None:
         with pytest.raises(UserError, match=f"{text}: alpha must be a positive number"):
             Partition.parse(text)
 
     @pytest.mark.parametrize(
         "text", ["case", "case:two", "dirichlet", "dirichlet:", "files:3", "iid", ""]
     )
-    def test_what_is_not_understood_is_quoted_with_what_would_be(self, text: str) -> None:
+    def test_unknown_partition_lists_valid_ones(self, text: str) -> None:
         with pytest.raises(
             UserError,
             match=f"partition '{text}' is not understood; use case:1 to case:4, dirichlet",
@@ -215,9 +205,7 @@ class TestMistakes:
         with pytest.raises(UserError, match="nodes must be at least 1, not 0"):
             case(1, np.array([0, 1]), 0)
 
-    def test_a_label_with_fewer_samples_than_nodes_leaves_one_empty_and_it_is_named(
-        self,
-    ) -> None:
+    def test_empty_node_is_named(self) -> None:
         with pytest.raises(
             UserError, match="case:2 leaves node 3 of 4 without samples; use fewer nodes"
         ):
@@ -234,15 +222,15 @@ class TestMistakes:
 @pytest.mark.parametrize(
     "text", ["case:1", "case:4", "dirichlet:0.5", "labels:2", "draw:30", "files"]
 )
-def test_a_partition_reads_what_it_writes(text: str) -> None:
+def test_text_round_trip(text: str) -> None:
     assert str(Partition.parse(text)) == text
 
 
-def test_one_file_per_node_keeps_rows_together() -> None:
+def test_one_file_per_node() -> None:
     assert [part.tolist() for part in by_file([2, 1, 3])] == [[0, 1], [2], [3, 4, 5]]
 
 
-def test_clustering_finds_groups_that_are_far_apart() -> None:
+def test_clustering_separates_distant_groups() -> None:
     rng = np.random.default_rng(0)
     group = rng.integers(0, 10, 200)
     features = np.eye(10, dtype=np.float32)[group] * 50 + rng.normal(size=(200, 10)).astype(
@@ -254,13 +242,13 @@ def test_clustering_finds_groups_that_are_far_apart() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_labels_by_clustering_do_not_depend_on_the_number_of_threads(seed: int) -> None:
-    """Over one cloud, where many samples lie between two clusters, and sums decide to which
-    they go.
+def test_clustering_independent_of_threads(seed: int) -> None:
+    """In one cloud many samples lie between two clusters, and rounding of sums could
+    decide.
     """
     features = np.random.default_rng(seed).normal(size=(20_000, 10)).astype(np.float32)
-    found = []
+    result = []
     for threads in (1, 2):
         with threadpool_limits(threads):
-            found.append(labels_by_clustering(features, seed))
-    np.testing.assert_array_equal(found[0], found[1])
+            result.append(labels_by_clustering(features, seed))
+    np.testing.assert_array_equal(result[0], result[1])

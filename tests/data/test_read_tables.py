@@ -1,6 +1,4 @@
-"""Tables from a .csv and from DataFrames: what is read, and all that is wrong with one,
-told at once.
-"""
+"""Tables from .csv files and DataFrames: valid forms, and one message with all problems."""
 
 from pathlib import Path
 
@@ -14,9 +12,9 @@ from fedbudget.errors import UserError, flag
 
 
 def table(text: str, **options: object) -> RawTable:
-    found = parse_csv(text.splitlines(keepends=True), "a.csv", TableOptions(**options))  # type: ignore[arg-type]
-    require_usable([found])
-    return found
+    result = parse_csv(text.splitlines(keepends=True), "a.csv", TableOptions(**options))  # type: ignore[arg-type]
+    require_usable([result])
+    return result
 
 
 def values(of: RawTable) -> list[list[float]]:
@@ -39,21 +37,19 @@ class TestNumbers:
             "a, b ,y\n 1,  2,3  \n4 ,5,\t6\n",  # padded
             "\ufeffa,b,y\n1,2,3\n4,5,6\n",  # byte order mark
             "a,b,y\n1,2,3\n\n4,5,6\n\n",  # empty lines
-            "a,b,y\n1e0,2.0,+3\n4.,5,6e0\n",  # numbers written otherwise
+            "a,b,y\n1e0,2.0,+3\n4.,5,6e0\n",  # other notations of numbers
             "a\tb\ty\n1\t2\t3\n4\t5\t6\n",  # tabs
             "a;b;y\n1,0;2;3,0\n4;5,0e0;6\n",  # semicolons, and decimal commas with them
         ],
     )
-    def test_all_ways_to_write_the_same_numbers_read_the_same(
-        self, tmp_path: Path, text: str
-    ) -> None:
+    def test_number_formats(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "a.csv").write_bytes(text.encode())
-        found = read_csv(tmp_path / "a.csv", TableOptions("y"))
-        assert values(found) == [[1, 2], [4, 5]]
-        assert isinstance(found.targets, np.ndarray)
-        assert found.targets.tolist() == [3, 6]
+        result = read_csv(tmp_path / "a.csv", TableOptions("y"))
+        assert values(result) == [[1, 2], [4, 5]]
+        assert isinstance(result.targets, np.ndarray)
+        assert result.targets.tolist() == [3, 6]
 
-    def test_the_target_is_the_last_column_or_the_one_named(self) -> None:
+    def test_target_column(self) -> None:
         text = "a,b,c\n1,2,3\n4,5,6\n"
         last, named = table(text), table(text, target="b")
         assert (list(last.columns), last.target, np.asarray(last.targets).tolist()) == (
@@ -67,8 +63,8 @@ class TestNumbers:
             [2, 5],
         )
 
-    def test_missing_cells_are_those_that_programs_write(self) -> None:
-        ways = [
+    def test_missing_value_markers(self) -> None:
+        markers = [
             "",
             "NA",
             "n/a",
@@ -82,34 +78,33 @@ class TestNumbers:
             "-",
             ".",
         ]
-        found = table(
-            "a,y\n" + "".join(f"{way},1\n" for way in ways) + "7,1\n", impute="mean"
+        result = table(
+            "a,y\n" + "".join(f"{marker},1\n" for marker in markers) + "7,1\n",
+            impute="mean",
         )
-        column = found.columns["a"]
+        column = result.columns["a"]
         assert isinstance(column, np.ndarray)
-        assert np.isnan(column).tolist() == [True] * len(ways) + [False]
+        assert np.isnan(column).tolist() == [True] * len(markers) + [False]
 
 
-class TestWords:
-    def test_words_with_commas_and_quotes_are_classes(self) -> None:
-        found = table('a,y\n1,"big, red"\n2,"the ""one"""\n3,café\n')
-        assert isinstance(found.targets, TextColumn)
-        assert [found.targets.names[code] for code in found.targets.codes] == [
+class TestText:
+    def test_quoted_text_classes(self) -> None:
+        result = table('a,y\n1,"big, red"\n2,"the ""one"""\n3,café\n')
+        assert isinstance(result.targets, TextColumn)
+        assert [result.targets.names[code] for code in result.targets.codes] == [
             "big, red",
             'the "one"',
             "café",
         ]
 
-    def test_few_different_words_are_a_category_and_it_is_said(self) -> None:
-        found = table("sex,y\n" + "m,1\nf,2\n" * 3)
-        column = found.columns["sex"]
+    def test_category_is_detected_and_reported(self) -> None:
+        result = table("sex,y\n" + "m,1\nf,2\n" * 3)
+        column = result.columns["sex"]
         assert isinstance(column, TextColumn)
         assert (column.names, column.codes.tolist()) == (("f", "m"), [1, 0] * 3)
-        assert found.remarks == ("sex is treated as a category: f, m",)
+        assert result.remarks == ("sex is treated as a category: f, m",)
 
-    def test_numbers_that_are_given_as_a_category_are_one_however_they_are_written(
-        self,
-    ) -> None:
+    def test_numeric_category_is_normalized(self) -> None:
         column = table("ward,y\n1,1\n1.0,1\n02,1\n", categorical=("ward",)).columns["ward"]
         assert isinstance(column, TextColumn)
         assert (column.names, column.codes.tolist()) == (("1", "2"), [0, 0, 1])
@@ -166,27 +161,27 @@ class TestProblems:
             ("y\n1\n", "needs a header line with at least one feature and the target"),
         ],
     )
-    def test_what_cannot_be_used_is_refused_with_its_row_as_an_editor_counts(
-        self, text: str, message: str
-    ) -> None:
+    def test_problems_name_the_row(self, text: str, message: str) -> None:
+        """Rows are counted as in a text editor."""
         with pytest.raises(UserError, match=message):
             table(text)
 
-    def test_all_are_told_at_once_with_what_may_do(self) -> None:
+    def test_one_message_lists_all_problems(self) -> None:
+        """The last line suggests options that help."""
         rows = "".join(
             f"P-{n},2024-01-{n:02},{'' if n == 3 else n},{n % 2}\n" for n in range(1, 9)
         )
         with pytest.raises(UserError) as error:
             table("who,when,age,y\n" + rows)
-        first, *problems, cure = error.value.spelled(flag).split("\n")
+        first, *problems, suggestion = error.value.spelled(flag).split("\n")
         assert first == "a.csv cannot be used as it is:"
         assert [problem.split()[1] for problem in problems] == ["who", "when", "age"]
-        assert cure == "Try: --drop who,when --impute mean"
+        assert suggestion == "Try: --drop who,when --impute mean"
         assert list(
             table("who,when,age,y\n" + rows, drop=("who", "when"), impute="mean").columns
         ) == ["age"]
 
-    def test_the_same_problem_of_several_tables_is_told_once(self) -> None:
+    def test_shared_problem_is_reported_once(self) -> None:
         tables = [
             parse_csv(["a,y\n", "x,1\n", "y,1\n", "z,1\n"], name)
             for name in ("a.csv", "b.csv", "c.csv")
@@ -197,23 +192,21 @@ class TestProblems:
         ):
             require_usable(tables)
 
-    def test_labels_that_are_none_of_the_classes_are_refused_each_with_its_rows(
-        self,
-    ) -> None:
+    def test_unknown_labels_name_their_rows(self) -> None:
         with pytest.raises(UserError) as error:
             table("a,y\n1,ill\n2,Ill\n3,well\n4,Ill\n5,2\n", classes=("ill", "well"))
         assert (
-            "y, the target, is 'Ill' in 2 rows, such as row 3, not one of the classes ill, well"
-            in str(error.value)
+            "y, the target, is 'Ill' in 2 rows, such as row 3, not one of the classes "
+            "ill, well" in str(error.value)
         )
         assert "y, the target, is '2' in 1 row (row 6)" in str(error.value)
         assert table("a,y\n1,1.0\n2,0\n", classes=("0", "1")).problems == ()
 
-    def test_an_unknown_target_is_refused_with_the_columns_there_are(self) -> None:
+    def test_unknown_target_lists_columns(self) -> None:
         with pytest.raises(UserError, match=r"has no column 'price'; it has a, b, y"):
             table("a,b,y\n1,2,3\n", target="price")
 
-    def test_a_number_that_looks_like_an_id_is_remarked_on(self) -> None:
+    def test_likely_id_column_is_reported(self) -> None:
         rows = "".join(f"{1000 + n},{n % 2}\n" for n in range(12))
         assert table("patient_id,y\n" + rows).remarks == (
             "patient_id has a different number in every row: `drop` it if it is an ID",
@@ -222,9 +215,7 @@ class TestProblems:
 
 
 class TestFrames:
-    def test_a_frame_reads_as_the_file_that_it_would_be_written_to(
-        self, tmp_path: Path
-    ) -> None:
+    def test_frame_matches_its_csv(self, tmp_path: Path) -> None:
         frame = pd.DataFrame(
             {
                 "age": [41.5, None, 3.0, 9.0, 1.0, 2.0],
@@ -256,7 +247,7 @@ class TestFrames:
             else:
                 np.testing.assert_array_equal(np.asarray(here), np.asarray(there))
 
-    def test_dates_of_a_frame_are_refused_as_dates(self) -> None:
+    def test_frame_dates_are_rejected(self) -> None:
         frame = pd.DataFrame(
             {
                 "when": pd.date_range("2024-01-01", periods=4),

@@ -1,5 +1,5 @@
-"""Mini-batches: without repetition, the same for shards of the same size, and shared by
-neighbouring rounds.
+"""Mini-batches: without repetition, equal for shards of equal size, one shared by
+successive rounds.
 """
 
 from collections import Counter
@@ -21,14 +21,14 @@ def sampler(*sizes: int, batch: int | None, seed: int = 3) -> Sampler:
 
 
 def batches(indices: BatchIndices, node: int = 0, size: int = 0) -> list[Batch]:
-    """One node's mini-batches of a round."""
+    """Mini-batches of one node in a round."""
     return [
         tuple(indices.of(node, update, size).tolist()) for update in range(indices.updates)
     ]
 
 
-def in_use(own: Sampler, taus: list[int]) -> list[Batch]:
-    """The mini-batch of every local update over some rounds."""
+def all_batches(own: Sampler, taus: list[int]) -> list[Batch]:
+    """Mini-batch of every local update over several rounds."""
     return [batch for tau in taus for batch in batches(own.round(tau))]
 
 
@@ -39,9 +39,7 @@ def in_use(own: Sampler, taus: list[int]) -> list[Batch]:
     seed=st.integers(0, 10**6),
     tau=st.integers(1, 60),
 )
-def test_no_sample_comes_twice_until_all_full_batches_are_used(
-    size: int, batch: int, seed: int, tau: int
-) -> None:
+def test_no_repetition_within_a_pass(size: int, batch: int, seed: int, tau: int) -> None:
     batch = min(batch, size)
     used = batches(sampler(size, batch=batch, seed=seed).round(tau))
     per_pass = size // batch
@@ -57,21 +55,21 @@ def test_no_sample_comes_twice_until_all_full_batches_are_used(
 
 @settings(deadline=None, max_examples=50)
 @given(taus=st.lists(st.integers(2, 6), min_size=2, max_size=8), seed=st.integers(0, 10**6))
-def test_rounds_go_on_where_the_last_one_stopped(taus: list[int], seed: int) -> None:
+def test_rounds_continue_the_pass(taus: list[int], seed: int) -> None:
     own = sampler(30, batch=4, seed=seed)
     rounds = [batches(own.round(tau)) for tau in taus]
     new = rounds[0] + [batch for later in rounds[1:] for batch in later[1:]]
     assert new == batches(sampler(30, batch=4, seed=seed).round(len(new)))
 
 
-def test_a_pass_takes_every_sample_once_where_batches_divide_the_shard() -> None:
+def test_pass_uses_every_sample_once() -> None:
     used = batches(sampler(12, batch=3).round(8))
     assert sorted(position for own in used[:4] for position in own) == list(range(12))
     assert sorted(position for own in used[4:] for position in own) == list(range(12))
     assert used[:4] != used[4:]
 
 
-def test_shards_of_the_same_size_are_sampled_at_the_same_positions() -> None:
+def test_equal_sizes_share_positions() -> None:
     indices = sampler(20, 35, 20, 35, batch=4).round(5)
     assert batches(indices, 0) == batches(indices, 2)
     assert batches(indices, 1) == batches(indices, 3)
@@ -79,14 +77,14 @@ def test_shards_of_the_same_size_are_sampled_at_the_same_positions() -> None:
 
 
 @pytest.mark.parametrize("size", [20, 35])
-def test_a_node_is_sampled_the_same_whoever_else_is_in_its_fleet(size: int) -> None:
+def test_sampling_independent_of_fleet(size: int) -> None:
     alone, among = sampler(size, batch=4), sampler(20, 35, 50, batch=4)
     node = [20, 35, 50].index(size)
     for tau in (1, 3, 1, 1, 2, 0):
         assert batches(alone.round(tau)) == batches(among.round(tau), node)
 
 
-def test_another_seed_gives_other_batches() -> None:
+def test_seed_changes_batches() -> None:
     assert batches(sampler(50, batch=5, seed=1).round(4)) != batches(
         sampler(50, batch=5, seed=2).round(4)
     )
@@ -94,9 +92,7 @@ def test_another_seed_gives_other_batches() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(taus=st.lists(st.integers(2, 6), min_size=2, max_size=8), seed=st.integers(0, 10**6))
-def test_a_round_begins_with_the_batch_that_the_last_one_ended_with(
-    taus: list[int], seed: int
-) -> None:
+def test_successive_rounds_share_a_batch(taus: list[int], seed: int) -> None:
     own = sampler(300, batch=5, seed=seed)
     rounds = [batches(own.round(tau)) for tau in taus]
     for before, after in pairwise(rounds):
@@ -104,8 +100,8 @@ def test_a_round_begins_with_the_batch_that_the_last_one_ended_with(
         assert after[1] != after[0]
 
 
-def test_with_one_update_a_round_every_batch_is_used_twice_in_a_row_and_no_more() -> None:
-    used = in_use(sampler(100, batch=5), [1] * 20)
+def test_tau_1_uses_batches_twice() -> None:
+    used = all_batches(sampler(100, batch=5), [1] * 20)
     assert used[0::2] == used[1::2]
     assert len(set(used)) == 10
 
@@ -114,13 +110,11 @@ def test_with_one_update_a_round_every_batch_is_used_twice_in_a_row_and_no_more(
 @given(
     taus=st.lists(st.integers(1, 3), min_size=1, max_size=12), seed=st.integers(0, 10**6)
 )
-def test_a_batch_is_used_three_times_in_a_row_only_before_a_longer_round(
-    taus: list[int], seed: int
-) -> None:
-    """As the last of a round, in a round of one update, and as the first of the next, as
-    ever where τ > 1.
+def test_three_uses_before_longer_round(taus: list[int], seed: int) -> None:
+    """A batch is the last of a round, then of a round of one update, then the first of a
+    longer round.
     """
-    used = in_use(sampler(300, batch=5, seed=seed), taus)
+    used = all_batches(sampler(300, batch=5, seed=seed), taus)
     ends = np.cumsum(taus)
     for i in range(len(used) - 2):
         if len(set(used[i : i + 3])) == 1:
@@ -130,7 +124,8 @@ def test_a_batch_is_used_three_times_in_a_row_only_before_a_longer_round(
     assert all(len(set(used[i : i + 4])) > 1 for i in range(len(used) - 3))
 
 
-def test_no_update_gives_the_last_batch_again_and_changes_nothing() -> None:
+def test_zero_updates_repeat_last_batch() -> None:
+    """The sampler state does not change."""
     own, other = sampler(40, batch=5), sampler(40, batch=5)
     last = batches(own.round(3))[-1]
     other.round(3)
@@ -138,38 +133,39 @@ def test_no_update_gives_the_last_batch_again_and_changes_nothing() -> None:
     assert batches(own.round(4)) == batches(other.round(4))
 
 
-def test_no_update_gives_the_last_batch_even_when_it_was_used_twice() -> None:
+def test_zero_updates_after_two_uses() -> None:
     own = sampler(40, batch=5)
     once, again = batches(own.round(1)), batches(own.round(1))
     assert once == again == batches(own.round(0))
 
 
-def test_whole_shards_take_every_position_in_every_update() -> None:
+def test_whole_shards() -> None:
     indices = sampler(3, 5, batch=None).round(2)
     assert batches(indices, 0, size=3) == [(0, 1, 2)] * 2
     assert batches(indices, 1, size=5) == [(0, 1, 2, 3, 4)] * 2
 
 
-def test_a_shard_smaller_than_a_batch_gives_all_of_it_and_some_twice() -> None:
+def test_small_shard_fills_the_batch() -> None:
+    """Each sample appears two or three times. Other nodes are not affected."""
     own = sampler(20, 3, batch=8)
     for batch in batches(own.round(50), 1):
         assert sorted(Counter(batch)) == [0, 1, 2]
         assert sorted(Counter(batch).values()) == [2, 3, 3]
-    assert (
-        len({batch.count(0) for batch in batches(own.round(50), 1)}) == 2
-    )  # not always the same one
+    # Not always the same sample is repeated.
+    assert len({batch.count(0) for batch in batches(own.round(50), 1)}) == 2
     alone = sampler(20, batch=8)
     alone.round(50), alone.round(50)
-    assert batches(own.round(5), 0) == batches(alone.round(5))  # which others do not notice
+    assert batches(own.round(5), 0) == batches(alone.round(5))
 
 
 @pytest.mark.parametrize("batch", [0, -1])
-def test_a_batch_has_at_least_one_sample(batch: int) -> None:
+def test_batch_size_must_be_positive(batch: int) -> None:
     with pytest.raises(UserError, match=f"batch_size must be at least 1, not {batch}"):
         sampler(20, batch=batch)
 
 
-def test_where_nothing_is_aggregated_no_mini_batch_comes_twice_in_an_epoch() -> None:
+def test_fresh_batches_never_repeat() -> None:
+    """Without aggregation, an epoch uses every sample once."""
     sampler = Sampler(np.array([60]), 10, seed=5)
     for _ in range(3):
         epoch = [sampler.round(1, fresh=True).positions[0, 0] for _ in range(6)]
@@ -183,15 +179,15 @@ def test_where_nothing_is_aggregated_no_mini_batch_comes_twice_in_an_epoch() -> 
     its=st.lists(st.integers(0, 6), max_size=8),
     ours_first=st.booleans(),
 )
-def test_a_fork_draws_what_the_sampler_would_and_neither_notices_the_other(
+def test_forks_are_independent(
     before: list[int], ours: list[int], its: list[int], ours_first: bool
 ) -> None:
     own = sampler(7, 12, batch=3)
-    in_use(own, before)
+    all_batches(own, before)
     twin = own.fork()
     again = twin.fork()  # a fork of a fork
     pairs = [(own, ours), (twin, its), (again, ours)]
     for one, taus in pairs if ours_first else pairs[::-1]:
         undisturbed = sampler(7, 12, batch=3)
-        in_use(undisturbed, before)
-        assert in_use(one, taus) == in_use(undisturbed, taus)
+        all_batches(undisturbed, before)
+        assert all_batches(one, taus) == all_batches(undisturbed, taus)

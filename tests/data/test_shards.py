@@ -1,4 +1,4 @@
-"""Tables and shards: rows are named, never copied, and the same rows are stored once."""
+"""Tables and shards: rows are indexed, not copied, and equal shards are stored once."""
 
 import numpy as np
 import pytest
@@ -16,31 +16,31 @@ def table(samples: int = 6) -> Table:
 
 
 class TestTable:
-    def test_scaled_rows_are_the_stored_ones_times_the_scale(self) -> None:
+    def test_scaled_rows(self) -> None:
         scaled = table().scaled(np.array([2, 0]))
         assert scaled.dtype == np.float32
         assert scaled.tolist() == [[2.0, 2.5], [0.0, 0.5]]
 
-    def test_keeps_features_as_they_are(self) -> None:
+    def test_features_are_not_copied(self) -> None:
         x = np.ones((3, 2), np.uint8)
         assert Table(x, np.zeros(3, np.float32), 1 / 255).x is x
 
-    def test_refuses_targets_of_another_length(self) -> None:
+    def test_lengths_must_match(self) -> None:
         with pytest.raises(UserError, match=r"not \(3, 2\) and \(4,\)"):
             Table(np.ones((3, 2), np.float32), np.zeros(4, np.float32))
 
-    def test_refuses_features_that_are_not_rows(self) -> None:
+    def test_features_must_be_rows(self) -> None:
         with pytest.raises(UserError, match=r"must be \[samples, features\]"):
             Table(np.ones(3, np.float32), np.zeros(3, np.float32))
 
     @pytest.mark.parametrize("dtype", [np.int64, np.float16, np.complex64])
-    def test_refuses_features_of_other_types(self, dtype: type[np.generic]) -> None:
+    def test_other_dtypes_are_rejected(self, dtype: type[np.generic]) -> None:
         with pytest.raises(UserError, match="must be uint8, float32 or float64, not"):
             Table(np.ones((3, 2), dtype), np.zeros(3, np.float32))
 
 
 class TestShards:
-    def test_every_node_has_the_rows_it_was_given(self) -> None:
+    def test_rows_of_each_node(self) -> None:
         shards = Shards.of(table(), [np.array([4, 1]), np.array([0]), np.array([5, 2, 3])])
         assert [shards.rows_of(node).tolist() for node in range(3)] == [
             [4, 1],
@@ -50,24 +50,24 @@ class TestShards:
         assert shards.size.tolist() == [2, 1, 3]
         assert len(shards) == 3
 
-    def test_the_same_array_is_stored_once(self) -> None:
+    def test_shared_rows_are_stored_once(self) -> None:
         everything, other = np.arange(6), np.array([3])
         shards = Shards.of(table(), [everything, other, everything, everything])
         assert len(shards.rows) == 7
         assert shards.start.tolist() == [0, 6, 0, 0]
         assert shards.rows_of(3).tolist() == [0, 1, 2, 3, 4, 5]
 
-    def test_a_node_without_samples_is_named(self) -> None:
+    def test_empty_node_is_named(self) -> None:
         with pytest.raises(UserError, match="node 1 has no samples"):
             Shards.of(table(), [np.array([1]), np.array([], dtype=np.int64)])
 
-    def test_the_whole_table_is_one_shard(self) -> None:
+    def test_whole_table_as_one_shard(self) -> None:
         shards = Shards.whole(table(4))
         assert [shards.rows_of(node).tolist() for node in range(len(shards))] == [
             [0, 1, 2, 3]
         ]
 
-    def test_some_nodes_make_a_fleet_of_their_own_over_the_same_rows(self) -> None:
+    def test_subset_of_nodes_shares_rows(self) -> None:
         shards = Shards.of(table(), [np.array([4, 1]), np.array([0]), np.array([5, 2, 3])])
         some = shards.only([2, 0])
         assert [some.rows_of(node).tolist() for node in range(2)] == [[5, 2, 3], [4, 1]]

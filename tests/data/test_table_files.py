@@ -1,6 +1,4 @@
-"""Datasets from tables, in files and in DataFrames; and features of arrays that are on
-scales of their own.
-"""
+"""Datasets from tables, in files and DataFrames; unscaled features of arrays."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +20,7 @@ def write(path: Path, text: str) -> Path:
 
 
 class TestTables:
-    """Four sites whose tables are not alike in order, categories and classes."""
+    """Two sites whose tables differ in order, categories and classes."""
 
     def sites(self, folder: Path) -> Path:
         folder.mkdir()
@@ -39,9 +37,7 @@ class TestTables:
 
     OPTIONS = TableOptions("state", drop=("id",), impute="median")
 
-    def test_all_files_have_one_layout_in_the_order_of_the_first(
-        self, tmp_path: Path
-    ) -> None:
+    def test_layout_follows_the_first_file(self, tmp_path: Path) -> None:
         dataset = load(
             self.sites(tmp_path / "sites"), self.OPTIONS, test_share=0.0, standardise=False
         )
@@ -51,16 +47,10 @@ class TestTables:
         assert dataset.files == (10, 10)
         assert dataset.train.x[:2].tolist() == [[0, 1, 0, 0], [0.5, 0, 1, 0]]
         assert dataset.train.x[10:12].tolist() == [[0.5, 0, 1, 0], [1.5, 0, 0, 1]]
-        assert dataset.train.x[3].tolist() == [
-            5.0,
-            0,
-            1,
-            0,
-        ]  # of medians 2.5 and 5, the second is of more rows
+        # The medians are 2.5 and 5; the second one is of more rows.
+        assert dataset.train.x[3].tolist() == [5.0, 0, 1, 0]
 
-    def test_what_missing_cells_get_is_found_from_training_rows_alone(
-        self, tmp_path: Path
-    ) -> None:
+    def test_fill_uses_training_rows_only(self, tmp_path: Path) -> None:
         rows = "".join(f"{'' if n == 7 else n},{n % 2}\n" for n in range(20))
         dataset = load(
             write(tmp_path / "a.csv", "age,y\n" + rows),
@@ -75,7 +65,7 @@ class TestTables:
         assert dataset.layout.columns[0].fill == pytest.approx(np.mean(rows_trained))
         assert len(known) == 16
 
-    def test_who_has_which_classes_is_said_where_they_differ(self, tmp_path: Path) -> None:
+    def test_differing_classes_are_reported(self, tmp_path: Path) -> None:
         dataset = load(self.sites(tmp_path / "sites"), self.OPTIONS)
         assert (
             dataset.remarks[-1]
@@ -83,7 +73,7 @@ class TestTables:
         )
         assert dataset.remarks[0] == "sex is treated as a category: f, m"
 
-    def test_classes_that_are_given_are_all(self, tmp_path: Path) -> None:
+    def test_given_classes_are_complete(self, tmp_path: Path) -> None:
         folder = self.sites(tmp_path / "sites")
         three = load(folder, replace(self.OPTIONS, classes=("well", "ill", "Well")))
         assert three.classes == ("well", "ill", "Well")
@@ -101,24 +91,22 @@ class TestTables:
         with pytest.raises(UserError, match=r"a\.npz: class '2' is not one of 0, 1"):
             load(tmp_path / "a.npz", TableOptions(classes=("0", "1")))
 
-    def test_a_column_that_is_nowhere_cannot_be_dropped(self, tmp_path: Path) -> None:
+    def test_unknown_column_to_drop(self, tmp_path: Path) -> None:
         with pytest.raises(
             UserError, match="sites has no column 'di' to drop; it has age, sex"
         ):
             load(self.sites(tmp_path / "sites"), replace(self.OPTIONS, drop=("id", "di")))
 
-    def test_new_rows_are_made_into_features_as_those_of_training(
-        self, tmp_path: Path
-    ) -> None:
+    def test_new_rows_use_training_layout(self, tmp_path: Path) -> None:
         dataset = load(
             self.sites(tmp_path / "sites"), self.OPTIONS, test_share=0.0, standardise=False
         )
         new = write(tmp_path / "new.csv", "sex,state,age\nm,ill,4\nz,well,\n")
-        found = load_all(new, classes=dataset.classes, layout=dataset.layout)
-        assert found.train.x.tolist() == [[4, 0, 1, 0], [5, 0, 0, 0]]
+        result = load_all(new, classes=dataset.classes, layout=dataset.layout)
+        assert result.train.x.tolist() == [[4, 0, 1, 0], [5, 0, 0, 0]]
 
-    def test_what_one_takes_for_a_category_all_do(self, tmp_path: Path) -> None:
-        """Two words in two rows would be like an ID, alone."""
+    def test_category_of_one_file_applies(self, tmp_path: Path) -> None:
+        """Alone, two words in two rows would look like an ID."""
         folder = self.sites(tmp_path / "sites")
         write(folder / "small.csv", "id,age,sex,state\n1,2,m,ill\n2,2,f,ill\n")
         assert load(folder, self.OPTIONS, test_share=0.0).files == (10, 2, 10)
@@ -127,7 +115,7 @@ class TestTables:
         ):
             load(folder / "small.csv", self.OPTIONS)
 
-    def test_tables_and_arrays_are_not_mixed(self, tmp_path: Path) -> None:
+    def test_mixed_files_are_rejected(self, tmp_path: Path) -> None:
         folder = self.sites(tmp_path / "sites")
         np.savez(folder / "a.npz", x=np.zeros((3, 2)))
         with pytest.raises(UserError, match=r"has \.csv and \.npz files"):
@@ -137,9 +125,7 @@ class TestTables:
 @pytest.mark.parametrize(
     "options", [{"drop": ("a",)}, {"categorical": ("a",)}, {"impute": "mean"}]
 )
-def test_what_is_said_of_columns_is_refused_where_there_are_none(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_column_options_need_columns(tmp_path: Path, options: dict[str, Any]) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)))
     option = next(iter(options))
     with pytest.raises(
@@ -156,7 +142,7 @@ def test_what_is_said_of_columns_is_refused_where_there_are_none(
         data.load("digits", TableOptions(**options))
 
 
-def test_what_is_known_of_a_published_dataset_cannot_be_said_otherwise() -> None:
+def test_published_datasets_reject_options() -> None:
     with pytest.raises(UserError, match="classes is for your own data"):
         data.load("digits", TableOptions(classes=("1", "2")))
     with pytest.raises(UserError, match="standardise is for your own data"):
@@ -164,43 +150,43 @@ def test_what_is_known_of_a_published_dataset_cannot_be_said_otherwise() -> None
 
 
 class TestScales:
-    """Features that are used as they are, and that little is learned from."""
+    """Unscaled features, from which a model learns slowly."""
 
     X = np.random.default_rng(0).normal(0, 1, (50, 5))
 
     @pytest.mark.parametrize(
-        ("x", "said"),
+        ("x", "warning"),
         [
             (X, None),
             (X * [1, 1, 1, 1, 20], None),
             (X * [1, 1, 1, 1, 40], "for feature 4, "),
-            (X * [1e-9, 1, 1, 1, 1], None),  # one that hardly changes does no harm
+            (X * [1e-9, 1, 1, 1, 1], None),  # a nearly constant feature does no harm
             (X + np.array([0, 0, 0, 0, 200]), "feature 4 is far from 0"),
             (X * [0, 0, 0, 0, 1], None),
             (np.ones((50, 5)), None),
             ((X * 50 + 100).clip(0, 255).astype(np.uint8), None),
         ],
     )
-    def test_are_said_with_what_would_help(
-        self, x: np.ndarray[Any, Any], said: str | None
+    def test_warning_suggests_standardise(
+        self, x: np.ndarray[Any, Any], warning: str | None
     ) -> None:
-        found = from_arrays([(x, None)], None).with_scale_warning().warnings
-        if said is None:
-            assert found == ()
+        result = from_arrays([(x, None)], None).with_scale_warning().warnings
+        if warning is None:
+            assert result == ()
         else:
-            assert len(found) == 1
-            assert said in found[0]
-            assert "`standardise`" in found[0]
+            assert len(result) == 1
+            assert warning in result[0]
+            assert "`standardise`" in result[0]
 
-    def test_are_not_a_problem_once_standardised(self) -> None:
+    def test_no_warning_once_standardised(self) -> None:
         shards = [
             (self.X[:20] * [1, 1, 1, 1, 1000], None),
             (self.X[20:] * [1, 1, 1, 1, 1000], None),
         ]
         assert from_shards(shards, None).warnings != ()
-        found = from_shards(shards, None, standardise=True)
-        assert found.warnings == ()
-        np.testing.assert_allclose(found.train.x.std(axis=0), 1, rtol=1e-5)
+        result = from_shards(shards, None, standardise=True)
+        assert result.warnings == ()
+        np.testing.assert_allclose(result.train.x.std(axis=0), 1, rtol=1e-5)
 
 
 class TestFrames:
@@ -213,24 +199,23 @@ class TestFrames:
         }
     )
 
-    def test_are_as_the_files_that_they_would_be_written_to(self, tmp_path: Path) -> None:
+    def test_frames_match_their_csv(self, tmp_path: Path) -> None:
         (tmp_path / "sites").mkdir()
         halves = [self.FRAME[:8], self.FRAME[8:][["y", "sex", "a"]]]
         for number, half in enumerate(halves):
             half.to_csv(tmp_path / "sites" / f"{number}.csv", index=False)
         options = TableOptions("y")
-        found, read = (
-            from_shards(halves, None, options),
-            load(tmp_path / "sites", options, test_share=0.0),
-        )
-        assert (found.layout, found.classes, found.files) == (
+        result = from_shards(halves, None, options)
+        read = load(tmp_path / "sites", options, test_share=0.0)
+        assert (result.layout, result.classes, result.files) == (
             read.layout,
             read.classes,
             read.files,
         )
-        np.testing.assert_allclose(found.train.x, read.train.x)
+        np.testing.assert_allclose(result.train.x, read.train.x)
 
-    def test_a_share_of_one_is_held_out_or_another_is_the_test(self) -> None:
+    def test_test_samples_of_frames(self) -> None:
+        """A share is held out, or another frame holds the test samples."""
         whole = from_samples(self.FRAME, None, TableOptions("y"), test_share=0.25)
         assert whole.test is not None
         assert (len(whole.train), len(whole.test), whole.files) == (15, 5, ())
@@ -238,6 +223,6 @@ class TestFrames:
         assert tested.test is not None
         assert (len(tested.train), len(tested.test)) == (16, 4)
 
-    def test_are_not_mixed_with_arrays(self) -> None:
+    def test_frames_and_arrays_are_rejected(self) -> None:
         with pytest.raises(UserError, match="shard 1 is not a DataFrame, but others are"):
             from_shards([self.FRAME, (np.zeros((3, 2)), None)], None)

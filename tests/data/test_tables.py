@@ -1,5 +1,5 @@
-"""A layout: columns are found by name, categories and missing cells become numbers, what
-does not fit is refused.
+"""Table layouts: columns by name, categories and missing cells as numbers, errors for other
+columns.
 """
 
 import json
@@ -30,18 +30,22 @@ def table(text: str, options: TableOptions = OPTIONS) -> RawTable:
     return parse_csv(text.splitlines(keepends=True), "new.csv", options, labelled=False)
 
 
-def test_rows_become_features_with_one_for_each_category() -> None:
-    found = PATIENTS.encode(table("age,sex,dose\n30,m,1\n50,f,2\n"))
+def test_one_hot_encoding() -> None:
+    result = PATIENTS.encode(table("age,sex,dose\n30,m,1\n50,f,2\n"))
     assert PATIENTS.feature_names == ("age", "sex=f", "sex=m", "dose")
-    assert found.tolist() == [[30, 0, 1, 1], [50, 1, 0, 2]]
+    assert result.tolist() == [[30, 0, 1, 1], [50, 1, 0, 2]]
 
 
-def test_columns_in_another_order_and_what_was_dropped_change_nothing() -> None:
-    found = PATIENTS.encode(table("dose,ill,name,sex,age\n1,yes,ann,m,30\n2,no,bob,f,50\n"))
-    assert found.tolist() == [[30, 0, 1, 1], [50, 1, 0, 2]]
+def test_column_order_does_not_matter() -> None:
+    """Dropped columns and the target may be present."""
+    result = PATIENTS.encode(
+        table("dose,ill,name,sex,age\n1,yes,ann,m,30\n2,no,bob,f,50\n")
+    )
+    assert result.tolist() == [[30, 0, 1, 1], [50, 1, 0, 2]]
 
 
-def test_missing_cells_get_the_value_for_them_also_where_all_are() -> None:
+def test_missing_cells_are_filled() -> None:
+    """Also if a whole column is missing."""
     assert PATIENTS.encode(table("age,sex,dose\n,?,1\nNA,f,2\n")).tolist() == [
         [40, 0, 1, 1],
         [40, 1, 0, 2],
@@ -52,7 +56,7 @@ def test_missing_cells_get_the_value_for_them_also_where_all_are() -> None:
     ]
 
 
-def test_a_missing_cell_without_a_value_for_it_is_refused() -> None:
+def test_missing_cell_without_fill() -> None:
     with pytest.raises(
         UserError,
         match=r"^new\.csv: dose has 2 missing values, but the model has no replacement",
@@ -60,10 +64,11 @@ def test_a_missing_cell_without_a_value_for_it_is_refused() -> None:
         PATIENTS.encode(table("age,sex,dose\n1,m,\n1,f,?\n1,f,3\n"))
 
 
-def test_a_category_that_nobody_had_is_zero_everywhere_and_counted() -> None:
-    found = table("age,sex,dose\n30,x,1\n50,f,2\n50,x,2\n")
-    assert PATIENTS.encode(found)[:, 1:3].tolist() == [[0, 0], [1, 0], [0, 0]]
-    assert PATIENTS.unseen(found) == {"sex": {"x": 2}}
+def test_unseen_category_is_all_zero() -> None:
+    """It is counted in `unseen`."""
+    result = table("age,sex,dose\n30,x,1\n50,f,2\n50,x,2\n")
+    assert PATIENTS.encode(result)[:, 1:3].tolist() == [[0, 0], [1, 0], [0, 0]]
+    assert PATIENTS.unseen(result) == {"sex": {"x": 2}}
 
 
 @pytest.mark.parametrize(
@@ -78,20 +83,20 @@ def test_a_category_that_nobody_had_is_zero_everywhere_and_counted() -> None:
         ),
     ],
 )
-def test_other_columns_are_refused_with_their_names(text: str, message: str) -> None:
+def test_wrong_columns_are_named(text: str, message: str) -> None:
     with pytest.raises(UserError, match=f"^new.csv:? {message}"):
         PATIENTS.encode(table(text))
 
 
-def test_numbers_in_place_of_a_category_are_refused() -> None:
+def test_numbers_for_a_category() -> None:
     with pytest.raises(UserError, match="sex has numbers, but it is a category"):
         PATIENTS.encode(table("age,sex,dose,ill\n1,1,2,no\n", TableOptions("ill")))
 
 
 @settings(deadline=None)
 @given(st.data())
-def test_features_are_those_of_each_row_alone_in_any_order(data: st.DataObject) -> None:
-    """A second way to compute it, row by row."""
+def test_encoding_matches_row_by_row(data: st.DataObject) -> None:
+    """Compared with a second implementation that encodes row by row."""
     names = data.draw(
         st.lists(
             st.text("abcxyz", min_size=1, max_size=4), min_size=1, max_size=5, unique=True
@@ -118,7 +123,7 @@ def test_features_are_those_of_each_row_alone_in_any_order(data: st.DataObject) 
             *(",".join([*(cells[n][r] for n in order), "0"]) for r in range(3)),
         ]
     )
-    found = layout.encode(table(text, layout.options_for(TableOptions("t"))))
+    result = layout.encode(table(text, layout.options_for(TableOptions("t"))))
     for row in range(3):
         expected: list[float] = []
         for column in columns:
@@ -127,10 +132,10 @@ def test_features_are_those_of_each_row_alone_in_any_order(data: st.DataObject) 
                 expected.append(float(cell))
             else:
                 expected += [float(each == cell) for each in column.categories]
-        assert found[row].tolist() == expected
+        assert result[row].tolist() == expected
 
 
-def test_it_is_the_same_after_a_file() -> None:
+def test_json_round_trip() -> None:
     assert Layout.from_json(json.loads(json.dumps(PATIENTS.to_json()))) == PATIENTS
     with pytest.raises(ValueError, match="columns"):
         Layout.from_json({"target": "y"})

@@ -1,9 +1,10 @@
-"""CIFAR-10's batches, written byte by byte: records are read back, plain, zipped and from
-the archive.
+"""CIFAR-10 batches, written byte by byte and read back: plain, zipped and from the
+archive.
 """
 
 import gzip
 import io
+import math
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ from support.web import tar_of
 FILE = Path("some.bin")
 RECORD = 3073
 
-# Two records: a label, then 1,024 bytes each of red, green and blue. The first of the red
-# ones, and one pixel of blue in row 2, column 5, are marked.
+# Two records: a label, then 1,024 bytes each of red, green and blue. Two pixels are marked:
+# the first red one, and the blue one in row 2, column 5.
 FIRST = bytes([3, 77]) + bytes(1023) + b"\x01" * 1024 + b"\x02" * 1024
 SECOND = (
     bytes([9]) + b"\xff" * 2048 + bytes(2 * 32 + 5) + b"\x63" + bytes(1024 - 2 * 32 - 6)
@@ -34,8 +35,9 @@ def read(
     return images.reshape(len(images), 3, 32, 32), labels.tolist()
 
 
-class TestWhatIsThere:
-    def test_a_record_is_a_label_then_red_then_green_then_blue_row_by_row(self) -> None:
+class TestValid:
+    def test_record_layout(self) -> None:
+        """A label, then red, green and blue, each row by row."""
         images, labels = read(FIRST + SECOND)
         assert labels == [3, 9]
         assert images[0, 0, 0, 0] == 77
@@ -43,17 +45,15 @@ class TestWhatIsThere:
         assert images[1, 2, 2, 5] == 99
         assert images[1].reshape(3, -1).sum(axis=1).tolist() == [255 * 1024, 255 * 1024, 99]
 
-    def test_a_sample_has_three_times_32_times_32_features(self) -> None:
+    def test_array_shapes(self) -> None:
         images, labels = read_cifar(io.BytesIO(FIRST + SECOND), FILE)
         assert images.shape == (2, 3072)
         assert labels.shape == (2,)
-        assert SHAPE == (3, 32, 32)
+        assert math.prod(SHAPE) == 3072
         assert images.flags.c_contiguous
 
     @pytest.mark.parametrize("form", ["some.bin", "some.bin.gz", "some.tar.gz"])
-    def test_a_batch_is_read_plain_or_zipped_or_from_an_archive(
-        self, tmp_path: Path, form: str
-    ) -> None:
+    def test_plain_zipped_and_archived(self, tmp_path: Path, form: str) -> None:
         contents, path = FIRST + SECOND, tmp_path / form
         path.write_bytes(
             tar_of(
@@ -73,34 +73,30 @@ class TestWhatIsThere:
         assert labels.tolist() == [3, 9]
         assert images.tobytes() == FIRST[1:] + SECOND[1:]
 
-    def test_a_batch_may_hold_ten_thousand_records_and_not_a_byte_more(self) -> None:
+    def test_at_most_ten_thousand_records(self) -> None:
         full = bytes(10_000 * RECORD)
         images, labels = read_cifar(io.BytesIO(full), FILE)
         assert (images.shape, labels.shape) == ((10_000, 3072), (10_000,))
         with pytest.raises(
-            UserError,
-            match=r"some\.bin is larger than the expected 30730000 bytes",
+            UserError, match=r"some\.bin is larger than the expected 30730000 bytes"
         ):
             read_cifar(io.BytesIO(full + b"\0"), FILE)
 
 
-class TestWhatIsRefused:
+class TestRejected:
     @pytest.mark.parametrize("length", [0, 1, 2, 1024, 3072, 3074, 6145])
-    def test_a_batch_that_does_not_end_with_a_record(self, length: int) -> None:
+    def test_incomplete_record(self, length: int) -> None:
         with pytest.raises(
             UserError,
-            match=rf"some\.bin is truncated or not a CIFAR-10 batch: {length} bytes are not whole records",
+            match=rf"some\.bin is truncated or not a CIFAR-10 batch: {length} bytes are "
+            rf"not whole records",
         ):
             read((FIRST + SECOND)[:length])
 
     @pytest.mark.parametrize("lost", [1, 8, 9, 30])
     @pytest.mark.parametrize("form", ["some.bin.gz", "some.tar.gz"])
-    def test_a_zipped_batch_that_was_cut(
-        self, tmp_path: Path, form: str, lost: int
-    ) -> None:
-        contents = np.random.default_rng(0).bytes(
-            2 * RECORD
-        )  # does not get smaller when zipped
+    def test_truncated_gzip(self, tmp_path: Path, form: str, lost: int) -> None:
+        contents = np.random.default_rng(0).bytes(2 * RECORD)  # not compressible
         zipped = (
             tar_of({"some.bin": contents})
             if form.endswith("tar.gz")
@@ -114,11 +110,12 @@ class TestWhatIsRefused:
         with damaged, open_contents(path, "some.bin") as stream:
             read_cifar(stream, path)
 
-    def test_an_archive_without_the_batch(self, tmp_path: Path) -> None:
+    def test_archive_without_the_batch(self, tmp_path: Path) -> None:
+        """A link is not a file."""
         path = tmp_path / "some.tar.gz"
         path.write_bytes(
             tar_of({"batches/other.bin": FIRST, "batches/some.bin": "other.bin"})
-        )  # a link is no file
+        )
         with (
             pytest.raises(UserError, match=r"some\.tar\.gz has no file some\.bin"),
             open_contents(path, "some.bin") as stream,
@@ -131,10 +128,10 @@ class TestWhatIsRefused:
     more=st.sampled_from([0, 0, 1, 3072]),
     seed=st.integers(0, 1000),
 )
-def test_any_bytes_are_whole_records_or_refused(records: int, more: int, seed: int) -> None:
+def test_random_bytes(records: int, more: int, seed: int) -> None:
     contents = np.random.default_rng(seed).bytes(records * RECORD + more)
     if records == 0 or more:
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match="are not whole records"):
             read(contents)
         return
     images, labels = read_cifar(io.BytesIO(contents), FILE)
@@ -143,9 +140,3 @@ def test_any_bytes_are_whole_records_or_refused(records: int, more: int, seed: i
         for label, image in zip(labels, images, strict=True)
     )
     assert again == contents
-
-
-@given(contents=st.binary(max_size=100))
-def test_small_files_are_never_a_batch(contents: bytes) -> None:
-    with pytest.raises(UserError, match="are not whole records"):
-        read(contents)

@@ -1,20 +1,29 @@
-"""Datasets are found where a person put them, in one piece."""
+"""Published datasets: their catalogue, and the folders in which they are found."""
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
 
-from fedbudget.data.published import PUBLISHED, DatasetMissing, data_folders, find
+from fedbudget.data.published import (
+    PUBLISHED,
+    DatasetMissing,
+    data_folders,
+    dataset_named,
+    files_in,
+    find,
+)
 from fedbudget.errors import UserError
+from support.real_data import folder_with
 from support.web import dataset_of
 
 CONTENTS = {"a.bin": bytes(range(256)) * 40, "b.bin": b"b", "c.bin": b"cc"}
 SMALL = dataset_of(CONTENTS, archive="small.tar.gz")
 
 
-@pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PUBLISHED, "small", SMALL)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -30,12 +39,12 @@ def put(folder: Path, *names: str) -> None:
         )
 
 
-class TestPlaces:
-    def test_are_the_option_then_the_variable_then_the_cache(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (what, cache), *others = data_folders(None)
-        assert (what, others) == ("the cache folder", [])
+@pytest.mark.usefixtures("small_dataset")
+class TestFolders:
+    def test_folder_order(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The option, then the variable, then the cache."""
+        (label, cache), *others = data_folders(None)
+        assert (label, others) == ("the cache folder", [])
         assert cache.is_relative_to(tmp_path)
         monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "variable"))
         option, variable = (
@@ -48,11 +57,11 @@ class TestPlaces:
             ("the cache folder", cache),
         ]
 
-    def test_an_empty_variable_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_empty_variable_is_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FEDBUDGET_DATA", "")
-        assert [what for what, _ in data_folders(None)] == ["the cache folder"]
+        assert [label for label, _ in data_folders(None)] == ["the cache folder"]
 
-    def test_home_may_be_written_as_a_tilde(
+    def test_tilde_is_expanded(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("FEDBUDGET_DATA", "~/data")
@@ -62,8 +71,9 @@ class TestPlaces:
         ]
 
 
+@pytest.mark.usefixtures("small_dataset")
 class TestFind:
-    def test_files_plain_or_zipped_and_plain_ones_first(self, tmp_path: Path) -> None:
+    def test_plain_files_before_zipped(self, tmp_path: Path) -> None:
         put(tmp_path / "small", "a.bin.gz", "b.bin", "c.bin", "c.bin.gz")
         here = tmp_path / "small"
         assert find("small", tmp_path) == {
@@ -72,9 +82,10 @@ class TestFind:
             "c.bin": here / "c.bin",
         }
 
-    def test_missing_ones_are_left_out_and_not_made_up_from_another_place(
+    def test_folders_are_not_mixed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Missing files are not taken from another folder."""
         put(tmp_path / "option/small", "b.bin")
         put(tmp_path / "variable/small", *CONTENTS)
         monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "variable"))
@@ -83,7 +94,7 @@ class TestFind:
         }
         assert set(find("small", tmp_path / "elsewhere")) == set(CONTENTS)
 
-    def test_the_folder_with_the_most_files_is_taken_alone(self, tmp_path: Path) -> None:
+    def test_folder_with_most_files_wins(self, tmp_path: Path) -> None:
         put(tmp_path / "small", "a.bin")
         put(tmp_path / "SMALL/raw", "b.bin", "c.bin.gz")
         assert {path.parent for path in find("small", tmp_path).values()} == {
@@ -95,25 +106,23 @@ class TestFind:
         }
 
     @pytest.mark.parametrize("folder", ["", "small", "SMALL/raw"])
-    def test_an_archive_stands_for_all_files_unless_they_are_there_themselves(
-        self, folder: str, tmp_path: Path
-    ) -> None:
+    def test_complete_files_before_archive(self, folder: str, tmp_path: Path) -> None:
         archive = tmp_path / folder / "small.tar.gz"
         put(tmp_path / "small", "a.bin", "b.bin")
         archive.parent.mkdir(parents=True, exist_ok=True)
-        archive.write_bytes(b"not looked at")
+        archive.write_bytes(b"not read")
         assert find("small", tmp_path) == dict.fromkeys(CONTENTS, archive)
         put(tmp_path / "small", *CONTENTS)
         assert find("small", tmp_path)["a.bin"] == tmp_path / "small/a.bin"
 
-    def test_a_part_or_a_folder_is_not_a_file(self, tmp_path: Path) -> None:
+    def test_partial_files_and_folders_ignored(self, tmp_path: Path) -> None:
         put(tmp_path / "small")
         (tmp_path / "small/a.bin.part").write_bytes(CONTENTS["a.bin"])
         (tmp_path / "small/b.bin").mkdir()
         with pytest.raises(DatasetMissing):
             find("small", tmp_path)
 
-    def test_nothing_anywhere_is_one_line_with_every_place_and_the_command_that_helps(
+    def test_missing_dataset_message(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "variable"))
@@ -121,10 +130,53 @@ class TestFind:
         with pytest.raises(UserError) as error:
             find("small", tmp_path / "option")
         assert str(error.value) == (
-            f"small was not found in {tmp_path}/option (--data-dir), {tmp_path}/variable (FEDBUDGET_DATA), "
+            f"small was not found in {tmp_path}/option (--data-dir), {tmp_path}/variable "
+            f"(FEDBUDGET_DATA), "
             f"{cache} (the cache folder); download it with: fedbudget data get small"
         )
 
-    def test_an_unknown_name_is_refused(self) -> None:
-        with pytest.raises(UserError, match="unknown dataset 'large'"):
-            find("large", None)
+
+def test_catalogue_entries() -> None:
+    for name, dataset in PUBLISHED.items():
+        assert dataset_named(name) is dataset
+        assert dataset.name == name
+        assert dataset.sources
+        assert dataset.licence
+
+
+def test_checksums_are_unique() -> None:
+    checksums = [file.sha256 for dataset in PUBLISHED.values() for file in dataset.files]
+    assert all(re.fullmatch("[0-9a-f]{64}", checksum) for checksum in checksums)
+    assert len(set(checksums)) == len(checksums) == 4 + 4 + 6 + 1 + 1
+
+
+def test_file_sizes_match_formats() -> None:
+    """A header, then one byte per pixel or label."""
+    for name in ("mnist", "fashion-mnist"):
+        images, labels = 16 + 28 * 28 * 60_000, 8 + 60_000
+        test_images, test_labels = 16 + 28 * 28 * 10_000, 8 + 10_000
+        assert [file.size for file in dataset_named(name).files] == [
+            images,
+            labels,
+            test_images,
+            test_labels,
+        ]
+    assert {file.size for file in dataset_named("cifar-10").files} == {
+        10_000 * (1 + 3 * 32 * 32)
+    }
+
+
+def test_unknown_name_lists_known_ones() -> None:
+    with pytest.raises(
+        UserError,
+        match="unknown dataset 'imagenet'; published ones are mnist, fashion-mnist, ",
+    ):
+        dataset_named("imagenet")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_real_files_match_checksums(name: str) -> None:
+    paths = files_in(dataset_named(name), folder_with(name))
+    for file in dataset_named(name).files:
+        if file.name in paths:
+            assert file.matches(paths[file.name]), file.name
