@@ -1,6 +1,4 @@
-"""Whatever is wrong with a command: one line that says so, exit code 2, and not a byte
-written or changed.
-"""
+"""A wrong command ends with one line, exit code 2, and without touching any file."""
 
 import re
 import subprocess
@@ -17,8 +15,8 @@ RUN = ["run", "--out", "out"]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, with files that have something wrong."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with valid and invalid files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDBUDGET_DATA", "nothing")
     monkeypatch.setenv(
@@ -49,10 +47,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def everything(place: Path) -> dict[str, bytes | None]:
+def contents(folder: Path) -> dict[str, bytes | None]:
     return {
         str(path): path.read_bytes() if path.is_file() else None
-        for path in place.rglob("*")
+        for path in folder.rglob("*")
     }
 
 
@@ -318,29 +316,29 @@ WRONG = [
 @pytest.mark.parametrize(
     ("arguments", "message"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG]
 )
-def test_one_line_exit_code_two_and_nothing_written(
-    arguments: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
+def test_one_line_and_exit_code_two(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = everything(place)
+    before = contents(folder)
     code, out, err = run_command(capsys, *arguments)
     assert (code, out) == (2, "")
     assert re.fullmatch(rf"fedbudget: .*{message}.*\n", err), err
-    assert everything(place) == before
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize(
     ("number", "message"),
     [("0", "has no round 0; it has rounds 1 to"), ("999", "has no round 999")],
 )
-def test_a_round_that_was_not_made_cannot_be_explained(
-    number: str, message: str, place: Path, capsys: pytest.CaptureFixture[str]
+def test_missing_round_cannot_be_explained(
+    number: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_command(capsys, *RUN, "--budget", "time=1s", "--json")
-    before = everything(place)
+    before = contents(folder)
     code, out, err = run_command(capsys, "explain", "out", "--round", number)
     assert (code, out) == (2, "")
     assert re.fullmatch(rf"fedbudget: .*{message}.*\n", err)
-    assert everything(place) == before
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -351,13 +349,11 @@ def test_a_round_that_was_not_made_cannot_be_explained(
         ["run", "--out", "file/run", "--budget", "time=1s"],
     ],
 )
-def test_a_process_of_its_own_says_the_same_without_a_traceback(
-    arguments: list[str], place: Path
-) -> None:
-    before = everything(place)
+def test_process_fails_without_traceback(arguments: list[str], folder: Path) -> None:
+    before = contents(folder)
     done = subprocess.run(
-        [FEDBUDGET, *arguments], capture_output=True, text=True, cwd=place, timeout=120
+        [FEDBUDGET, *arguments], capture_output=True, text=True, cwd=folder, timeout=120
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"fedbudget: .+\n", done.stderr)
-    assert everything(place) == before
+    assert contents(folder) == before

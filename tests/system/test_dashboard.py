@@ -18,7 +18,7 @@ from fedbudget.cli.dashboard import require_dashboard
 from fedbudget.dashboard.app import Dashboard
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import RunWriter
-from support.browser import Look, chromium, looking
+from support.browser import OpenPage, chromium, open_page
 from support.made_runs import SETTINGS, make_run, many_rounds, record, summary_of
 from support.processes import FEDBUDGET, commands, records
 
@@ -59,15 +59,15 @@ def address(runs: Path) -> Iterator[str]:
         yield page.address()
 
 
-def well_behaved(look: Look, address: str) -> None:
+def well_behaved(look: OpenPage, address: str) -> None:
     """Nothing was asked of anybody else, and nothing was complained of."""
-    assert look.complaints == []
+    assert look.console_errors == []
     assert [
         url for url in look.requests if not url.startswith((address, "data:", "blob:"))
     ] == []
 
 
-def points(look: Look, chart: str) -> int:
+def points(look: OpenPage, chart: str) -> int:
     """Of the longest trace of a chart."""
     found = look.page.evaluate(
         "(name) => Math.max(...document.querySelector(`[data-chart=${name}]`).data.map((trace) => trace.x.length))",
@@ -76,7 +76,7 @@ def points(look: Look, chart: str) -> int:
     return int(found)
 
 
-def in_focus(look: Look) -> int:
+def in_focus(look: OpenPage) -> int:
     return int(look.page.locator(".words").first.get_attribute("data-round") or 0)
 
 
@@ -87,9 +87,9 @@ def test_a_live_run_appears_grows_and_ends_without_a_reload(
     for number in range(1, 4):
         writer.append(record(number))
     page = Dashboard(tmp_path / "runs", port=0)
-    with page.in_background(), looking(browser) as look:
+    with page.in_background(), open_page(browser) as look:
         look.page.goto(page.address("live"))
-        look.drawn()
+        look.wait_until_drawn()
         look.page.evaluate("window.stillTheSamePage = true")
         assert look.text(".state") == "running"
         assert look.text("[data-gauge=time] .amount") == "0.3s of 20s"
@@ -121,7 +121,7 @@ def test_a_live_run_appears_grows_and_ends_without_a_reload(
 def test_a_real_run_is_shown_while_it_is_made_and_to_its_end(
     browser: Browser, tmp_path: Path
 ) -> None:
-    with commands(tmp_path) as start, looking(browser) as look:
+    with commands(tmp_path) as start, open_page(browser) as look:
         options = (
             "--model",
             "softmax",
@@ -137,7 +137,7 @@ def test_a_real_run_is_shown_while_it_is_made_and_to_its_end(
         where = run.wait_for(r"dashboard: (http://127\.0\.0\.1:\d+/)run/live")[1]
         run.wait_until(lambda: len(records(tmp_path / "runs" / "live")) > 5)
         look.page.goto(f"{where}run/live")
-        look.drawn()
+        look.wait_until_drawn()
         before = int(look.page.locator(".run").get_attribute("data-rounds") or 0)
         look.until(f"Number(document.querySelector('.run').dataset.rounds) > {before}")
         assert run.end(signal.SIGINT) == 0
@@ -151,7 +151,7 @@ def test_a_real_run_is_shown_while_it_is_made_and_to_its_end(
 def test_nodes_on_other_machines_are_shown_with_what_they_missed(
     browser: Browser, tmp_path: Path
 ) -> None:
-    with commands(tmp_path) as start, looking(browser) as look:
+    with commands(tmp_path) as start, open_page(browser) as look:
         options = (
             "--nodes",
             "2",
@@ -168,7 +168,7 @@ def test_nodes_on_other_machines_are_shown_with_what_they_missed(
         where = aggregator.wait_for(r"dashboard: (http://127\.0\.0\.1:\d+/)run/live")[1]
         aggregator.wait_until(lambda: (tmp_path / "runs" / "live" / "nodes.json").exists())
         look.page.goto(f"{where}run/live")
-        look.drawn()
+        look.wait_until_drawn()
         cells = "[...document.querySelectorAll('[aria-label=Nodes] tr')].map((row) => row.innerText.split('\\t'))"
         look.until(f"{cells}.length === 3")
         assert [row[:2] for row in look.page.evaluate(cells)[1:]] == [
@@ -188,9 +188,9 @@ def test_the_curve_follows_the_pointer_and_the_keys(
     browser: Browser, address: str, runs: Path
 ) -> None:
     made = records(runs / "tau-adaptive")
-    with looking(browser) as look:
+    with open_page(browser) as look:
         look.page.goto(f"{address}run/tau-adaptive")
-        look.drawn()
+        look.wait_until_drawn()
         assert in_focus(look) == max(each.round for each in made if each.tau)
         look.page.locator("[data-chart=tau]").scroll_into_view_if_needed()
         box = look.page.locator("[data-chart=tau] .nsewdrag").bounding_box()
@@ -237,9 +237,9 @@ def test_an_unknown_reason_is_drawn_and_written_as_it_is(
         [record(at, tau=at, reason=own) for at, own in enumerate(reasons, 1)],
     )
     page = Dashboard(tmp_path / "runs", port=0)
-    with page.in_background(), looking(browser) as look:
+    with page.in_background(), open_page(browser) as look:
         look.page.goto(page.address("own"))
-        look.drawn()
+        look.wait_until_drawn()
         legend = look.page.locator("[data-chart=tau] .legendtext").all_text_contents()
         assert [text.strip() for text in legend] == [
             "start",
@@ -260,9 +260,9 @@ def test_an_unknown_reason_is_drawn_and_written_as_it_is(
 def test_all_can_be_reached_with_the_keyboard_and_focus_is_seen(
     browser: Browser, address: str
 ) -> None:
-    with looking(browser) as look:
+    with open_page(browser) as look:
         look.page.goto(f"{address}run/tau-adaptive")
-        look.drawn()
+        look.wait_until_drawn()
         reached: list[list[str]] = []
         while not reached or reached[-1][0] != "SUMMARY":
             look.page.keyboard.press("Tab")
@@ -287,7 +287,7 @@ def test_all_can_be_reached_with_the_keyboard_and_focus_is_seen(
 def test_runs_are_listed_and_compared_in_one_chart(
     browser: Browser, address: str, runs: Path
 ) -> None:
-    with looking(browser) as look:
+    with open_page(browser) as look:
         look.page.goto(address)
         look.page.get_by_label("Compare tau-adaptive").check()
         assert look.page.locator("button.main").is_disabled()
@@ -318,13 +318,13 @@ def test_runs_are_listed_and_compared_in_one_chart(
 def test_it_fits_a_phone_in_light_and_dark(
     browser: Browser, address: str, dark: bool
 ) -> None:
-    with looking(browser, width=360, dark=dark) as look:
+    with open_page(browser, width=360, dark=dark) as look:
         for path in ("", "run/tau-adaptive", "compare?run=tau-adaptive&run=tau-1"):
             look.page.goto(f"{address}{path}")
             look.until(
                 "document.querySelector('.run[data-drawn], .compare[data-traces], table') !== null"
             )
-            assert look.wider_than_the_screen <= 0
+            assert look.horizontal_overflow <= 0
         shade = look.page.evaluate(
             "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
         )
@@ -340,9 +340,9 @@ def test_it_fits_a_phone_in_light_and_dark(
 def test_ten_thousand_rounds_are_drawn_thinned_and_exactly_on_zoom(
     browser: Browser, address: str, runs: Path
 ) -> None:
-    with looking(browser) as look:
+    with open_page(browser) as look:
         look.page.goto(f"{address}run/long")
-        look.drawn()
+        look.wait_until_drawn()
         took = look.page.evaluate("Math.round(performance.now())")
         print(f"10,000 rounds were open after {took} ms")
         assert 500 < points(look, "loss") <= 3000
@@ -373,7 +373,7 @@ def test_ten_thousand_rounds_are_drawn_thinned_and_exactly_on_zoom(
 
 def test_a_token_is_needed_once(browser: Browser, runs: Path) -> None:
     page = Dashboard(runs, port=0, token=TOKEN)
-    with page.in_background(), looking(browser) as look:
+    with page.in_background(), open_page(browser) as look:
         refused = look.page.goto(page.address())
         assert refused is not None
         assert refused.status == 401
@@ -382,12 +382,12 @@ def test_a_token_is_needed_once(browser: Browser, runs: Path) -> None:
         look.until("document.querySelector('table') !== null")
         assert look.page.url == page.address()
         look.page.goto(page.address("tau-1"))
-        look.drawn()
+        look.wait_until_drawn()
         assert "τ = 1 was fixed by the settings" in look.text(".words")
 
 
 def test_a_run_that_is_not_there_has_a_clear_page(browser: Browser, address: str) -> None:
-    with looking(browser) as look:
+    with open_page(browser) as look:
         answer = look.page.goto(f"{address}run/nobody")
         assert answer is not None
         assert answer.status == 404
@@ -406,9 +406,9 @@ class TestReport:
             capture_output=True,
             timeout=120,
         )
-        with looking(browser, offline=True) as look:
+        with open_page(browser, offline=True) as look:
             look.page.goto(out.as_uri())
-            look.drawn()
+            look.wait_until_drawn()
             assert look.page.locator(".run").count() == 3
             look.until("document.querySelector('[data-chart=compared]').data.length === 3")
             losses = [summary_of(runs / f"tau-{tau}")["loss"] for tau in (1, 10)]
@@ -421,7 +421,7 @@ class TestReport:
             look.page.locator("input[type=range]").first.focus()
             look.page.keyboard.press("ArrowLeft")
             look.until(f"document.querySelector('.words').dataset.round === '{before - 1}'")
-            assert look.complaints == []
+            assert look.console_errors == []
             assert look.requests == [out.as_uri()]
 
     def test_fits_a_phone(self, browser: Browser, runs: Path, tmp_path: Path) -> None:
@@ -432,11 +432,11 @@ class TestReport:
             capture_output=True,
             timeout=120,
         )
-        with looking(browser, width=360, dark=True) as look:
+        with open_page(browser, width=360, dark=True) as look:
             look.page.goto(out.as_uri())
-            look.drawn()
-            assert look.wider_than_the_screen <= 0
-            assert look.complaints == []
+            look.wait_until_drawn()
+            assert look.horizontal_overflow <= 0
+            assert look.console_errors == []
 
 
 class TestCommand:

@@ -1,6 +1,4 @@
-"""What edge networks do, done to real processes on hosts of their own: delay, loss, and
-hosts that are cut off.
-"""
+"""Real processes on emulated hosts with delay, packet loss and disconnected hosts."""
 
 import statistics
 import time
@@ -16,18 +14,18 @@ from support.processes import FEDBUDGET, Command, Commands, commands, records, s
 
 PORT = 7700
 SHORT, LONG = 0.002, 0.080
-"""Seconds one way: within a building, and across a continent or a busy mobile network."""
+"""One-way delay in seconds: within a building; across a continent or a mobile network."""
 
 
 class Site:
-    """An aggregator on host 0 of an emulated network, and a node on each other host."""
+    """An aggregator on host 0 of an emulated network, and a node on every other host."""
 
     def __init__(self, network: Network, start: Commands) -> None:
         self.network = network
         self._start = start
 
     def run(self, name: str, *options: str) -> "Training":
-        """Starts a run in a folder of this name, with adaptive τ and measured costs."""
+        """Start a run in folder `name` with adaptive τ and measured costs."""
         nodes, out = len(self.network.names) - 1, self._start.folder / name
         aggregator = self._on(
             0,
@@ -70,8 +68,8 @@ class Training:
         return records(self._folder)
 
     def wait_until(self, made: int, *, nodes: int | None = None) -> int:
-        """Until so many rounds are made, and the last is one of so many nodes; gives how
-        many are made by then.
+        """Wait for `made` rounds and a last round with `nodes` nodes; return the number of
+        rounds.
         """
 
         def number() -> int:
@@ -85,11 +83,10 @@ class Training:
         return self.aggregator.wait_until(number)
 
     def end(self, over: float = 0.05) -> float:
-        """Waits until all have ended, in order and within the time budget; gives the
-        average τ.
+        """Wait for the end of all processes, check the budget, and return the average τ.
 
         Args:
-          over: the share of the budget that may be overspent.
+          over: share of the budget that may be overspent.
         """
         assert [process.end() for process in (self.aggregator, *self.nodes)] == [0] * (
             1 + len(self.nodes)
@@ -99,9 +96,7 @@ class Training:
         assert (found["status"], found["stopped_by"]) == ("finished", "time")
         limit = found["budget"]["time"]
         assert found["spent"]["time"] <= (1 + over) * limit
-        assert (
-            rounds[-1].wall <= 1.05 * limit
-        )  # the same by another clock, which no meter has read
+        assert rounds[-1].wall <= 1.05 * limit  # by an independent clock
         assert [record.round for record in rounds] == list(range(1, len(rounds) + 1))
         return float(found["average_tau"])
 
@@ -114,21 +109,21 @@ def site(folder: Path, *, nodes: int, delay: float) -> Iterator[Site]:
 
 
 def present(rounds: Sequence[RoundRecord]) -> set[int]:
-    """How many nodes took part, in any of the rounds."""
+    """All numbers of nodes that occur in the rounds."""
     return {record.nodes for record in rounds}
 
 
 @pytest.mark.slow
-def test_a_time_budget_is_kept_across_a_slow_network(tmp_path: Path) -> None:
+def test_slow_network_keeps_time_budget(tmp_path: Path) -> None:
     with site(tmp_path, nodes=3, delay=LONG) as edge:
         for seconds in (5, 8):
             training = edge.run(f"run-{seconds}", "--budget", f"time={seconds}s")
             training.end(over=0)
-            assert training.rounds[-1].tau == 0  # the last w was judged
+            assert training.rounds[-1].tau == 0  # the last w was evaluated
 
 
 @pytest.mark.slow
-def test_tau_grows_within_a_run_when_the_network_becomes_slow(tmp_path: Path) -> None:
+def test_tau_grows_after_delay_increase(tmp_path: Path) -> None:
     with site(tmp_path, nodes=3, delay=SHORT) as edge:
         training = edge.run("run", "--method", "paper", "--budget", "time=8s")
         training.aggregator.wait_until(
@@ -139,7 +134,7 @@ def test_tau_grows_within_a_run_when_the_network_becomes_slow(tmp_path: Path) ->
         training.end()
     rounds = training.rounds
     assert present(rounds) == {3}
-    # A change that lasts is followed after three rounds; the last record is of the final
+    # The costs follow a lasting change after three rounds. The last record is the final
     # loss.
     near, far = rounds[10:changed], rounds[changed + 5 : -1]
     assert statistics.median(record.tau for record in far) > 2 * statistics.median(
@@ -148,7 +143,7 @@ def test_tau_grows_within_a_run_when_the_network_becomes_slow(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_tau_grows_with_the_delay_of_the_network(tmp_path: Path) -> None:
+def test_tau_grows_with_network_delay(tmp_path: Path) -> None:
     taus = []
     with site(tmp_path, nodes=5, delay=SHORT) as edge:
         for delay in (SHORT, LONG):
@@ -162,7 +157,7 @@ def test_tau_grows_with_the_delay_of_the_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_gets_by_with_every_twentieth_packet_lost(tmp_path: Path) -> None:
+def test_run_survives_five_percent_packet_loss(tmp_path: Path) -> None:
     with site(tmp_path, nodes=5, delay=0.01) as edge:
         edge.network.set(loss=0.05)
         training = edge.run("run", "--budget", "time=15s")
@@ -171,16 +166,14 @@ def test_a_run_gets_by_with_every_twentieth_packet_lost(tmp_path: Path) -> None:
     assert 0.02 < lost / passed < 0.10
     rounds = training.rounds
     assert len(rounds) > 20
-    # A packet is sent again well before the deadline of a round, so hardly ever does a node
-    # miss one.
+    # A lost packet is sent again well before the deadline of a round.
     assert statistics.mean(record.nodes == 5 for record in rounds) > 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [[3], [2, 3, 4, 5]], ids=["one node", "all nodes but one"])
-def test_a_run_goes_on_without_nodes_that_are_cut_off_and_has_them_back(
-    tmp_path: Path, cut: list[int]
-) -> None:
+def test_disconnected_nodes_return(tmp_path: Path, cut: list[int]) -> None:
+    """The run continues without nodes that are cut off, and with them after the cut."""
     with site(tmp_path, nodes=5, delay=SHORT) as edge:
         training = edge.run("run", "--budget", "time=40s")
         training.wait_until(made=20, nodes=5)
@@ -189,8 +182,7 @@ def test_a_run_goes_on_without_nodes_that_are_cut_off_and_has_them_back(
         training.end()
     rounds = training.rounds
     without = rounds[before:meanwhile]
-    # Asked once, and not again before they have answered: rounds do not wait for them over
-    # and over.
+    # Each missing node is asked only once, so later rounds do not wait for it.
     assert sorted(number for record in without for number in record.missed) == [
         host - 1 for host in cut
     ]
@@ -198,35 +190,31 @@ def test_a_run_goes_on_without_nodes_that_are_cut_off_and_has_them_back(
     assert len(without[last + 1 :]) > 20
     assert present(without[last + 1 :]) == {5 - len(cut)}
     assert statistics.mean(record.nodes == 5 for record in rounds[back:]) > 0.95
-    # TCP sends again what was lost, and so short a cut ends no connection.
-    assert all("not connected" not in since_it_came(node.errors) for node in training.nodes)
+    # TCP retransmits lost packets; a short cut ends no connection.
+    assert all(
+        "not connected" not in once_connected(node.errors) for node in training.nodes
+    )
 
 
-def since_it_came(errors: str) -> str:
-    """What a node said from its first connection on: before, the aggregator may not have
-    listened yet.
-    """
+def once_connected(errors: str) -> str:
+    """The log of a node from its first connection on; earlier attempts may have failed."""
     return errors.partition("waiting for a task")[2]
 
 
 @pytest.mark.slow
-def test_a_run_waits_for_the_network_when_the_aggregator_itself_is_cut_off(
-    tmp_path: Path,
-) -> None:
+def test_disconnected_aggregator_waits(tmp_path: Path) -> None:
     with site(tmp_path, nodes=5, delay=SHORT) as edge:
         training = edge.run("run", "--budget", "time=40s")
         training.wait_until(made=20, nodes=5)
         before, meanwhile = _cut_for(10, edge, training, [0])
         back = training.wait_until(meanwhile + 1, nodes=5)
         training.end()
-    assert meanwhile - before <= 2  # with what was on its way already
+    assert meanwhile - before <= 2  # reports that were already in flight
     assert statistics.mean(record.nodes == 5 for record in training.rounds[back:]) > 0.95
 
 
 @pytest.mark.slow
-def test_a_node_comes_back_after_a_cut_that_its_connection_does_not_survive(
-    tmp_path: Path,
-) -> None:
+def test_node_reconnects_after_long_cut(tmp_path: Path) -> None:
     with site(tmp_path, nodes=2, delay=SHORT) as edge:
         training = edge.run("run", "--budget", "time=75s")
         training.wait_until(made=20, nodes=2)
@@ -234,16 +222,16 @@ def test_a_node_comes_back_after_a_cut_that_its_connection_does_not_survive(
         back = training.wait_until(meanwhile + 1, nodes=2)
         training.end()
     cut_off, other = training.nodes
-    assert "not connected" in since_it_came(cut_off.errors)
+    assert "not connected" in once_connected(cut_off.errors)
     assert cut_off.errors.count("joined") == 2
-    assert "not connected" not in since_it_came(other.errors)
+    assert "not connected" not in once_connected(other.errors)
     assert statistics.mean(record.nodes == 2 for record in training.rounds[back:]) > 0.95
 
 
 def _cut_for(
     seconds: float, edge: Site, training: Training, hosts: Sequence[int]
 ) -> tuple[int, int]:
-    """Gives how many rounds were made before and after it."""
+    """Cut off hosts for some seconds; return the number of rounds before and after it."""
     for host in hosts:
         edge.network.cut(host)
     before = len(training.rounds)

@@ -1,4 +1,4 @@
-"""The examples, as a newcomer runs them."""
+"""All examples run and reach the expected results."""
 
 import ast
 import os
@@ -18,10 +18,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def output_of(name: str) -> str:
-    one_thread = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-    }  # on a busy machine PyTorch's threads wait for each other
+    # On a busy machine several threads of PyTorch wait for each other.
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, str(EXAMPLES / name)],
         check=True,
@@ -32,7 +30,7 @@ def output_of(name: str) -> str:
     ).stdout
 
 
-def test_five_lines_learn_to_tell_even_from_odd() -> None:
+def test_five_lines_classify_even_and_odd() -> None:
     found = re.fullmatch(
         r"loss (\S+), accuracy (\S+), average τ (\S+)\n", output_of("five_lines.py")
     )
@@ -40,10 +38,10 @@ def test_five_lines_learn_to_tell_even_from_odd() -> None:
     loss, accuracy, tau = map(float, found.groups())
     assert loss < 0.246
     assert accuracy > 0.85
-    assert 5 < tau < 40  # neither of the two ends: the nodes' data differ
+    assert 5 < tau < 40  # neither extreme, because the data of the nodes differ
 
 
-def test_a_model_of_ones_own_is_trained_within_both_budgets() -> None:
+def test_own_model_keeps_both_budgets() -> None:
     found = re.search(
         r"accuracy (\S+), stopped by time\nspent: (.*)\n", output_of("own_model.py")
     )
@@ -52,7 +50,7 @@ def test_a_model_of_ones_own_is_trained_within_both_budgets() -> None:
     assert "'bytes'" in found[2]
 
 
-def test_a_module_of_ones_own_learns_digits_and_is_a_module_again() -> None:
+def test_own_torch_module_learns_digits() -> None:
     found = re.fullmatch(
         r"loss \S+, accuracy (\S+), average τ (\S+)\na blank image looks like a \d\n",
         output_of("own_torch_module.py"),
@@ -62,27 +60,27 @@ def test_a_module_of_ones_own_learns_digits_and_is_a_module_again() -> None:
     assert float(found[2]) > 1
 
 
-def test_arrays_of_scikit_learn_are_spread_over_eight_nodes() -> None:
+def test_numpy_arrays_on_eight_nodes() -> None:
     found = re.fullmatch(
         r"8 nodes, loss (\S+), accuracy (\S+), stopped by bytes\n",
         output_of("numpy_arrays.py"),
     )
     assert found is not None
-    assert float(found[1]) < 0.5  # of w = 0
+    assert float(found[1]) < 0.5  # the loss at w = 0
     assert float(found[2]) > 0.9
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_every_example_is_run_above(path: Path) -> None:
+def test_every_example_has_a_test(path: Path) -> None:
     assert path.name in Path(__file__).read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_torch_thread")
-def test_a_network_of_ones_own_on_real_nodes_with_image_files_over_tls(
-    tmp_path: Path,
-) -> None:
-    """The same w as in one process, to the bit; and under 25 lines of a person's own."""
+def test_real_nodes_example_over_tls(tmp_path: Path) -> None:
+    """A custom network on image files has the same w as in one process, with less than 25
+    lines of user code.
+    """
     trained: dict[str, Any] = {
         "tau": 3,
         "rounds": 6,
@@ -106,13 +104,13 @@ def test_a_network_of_ones_own_on_real_nodes_with_image_files_over_tls(
         "--out",
         "run",
     ]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # more add up in another order
+    # Several threads would sum in another order.
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, *options], check=True, env=one_thread, capture_output=True)
 
     images = load(f"{real_nodes}/ward.py:Images")
-    shards = [
-        images(tmp_path / name / "images") for name in ("east", "north", "south")
-    ]  # nodes' numbers go by names
+    # Nodes are numbered in the order of their names.
+    shards = [images(tmp_path / name / "images") for name in ("east", "north", "south")]
     net = load(f"{real_nodes}/net.py:net")
     test = images(tmp_path / "aggregator/images")
     whole = train(
@@ -126,7 +124,7 @@ def test_a_network_of_ones_own_on_real_nodes_with_image_files_over_tls(
 
 
 def lines_of_code(path: Path) -> int:
-    """Without blank lines, and without what the file says of itself."""
+    """Number of lines without blank lines and the module docstring."""
     source = path.read_text(encoding="utf-8")
     head = ast.parse(source).body[0].end_lineno
     return len([line for line in source.splitlines()[head:] if line.strip()])

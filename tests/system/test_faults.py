@@ -1,8 +1,7 @@
-"""What edge networks do to nodes: they are killed, they hang, they come late, they come
-back; and disks fill up.
+"""Faults of nodes and disks: nodes are killed, hang, join late or return; disks fill up.
 
-Nodes fail in the middle of a round, after the broadcast and before the report, each time at
-the same place."""
+Nodes fail during a round, after the broadcast and before the report, always at the same
+point."""
 
 import re
 import signal
@@ -14,7 +13,14 @@ from fedbudget import Settings, train
 from fedbudget.data.files import from_arrays
 from fedbudget.launch.prepared import Overrides
 from fedbudget.runs.folder import SPARE, Run
-from support.processes import checkpoint, commands, made, records, summary, with_absences
+from support.processes import (
+    checkpoint,
+    commands,
+    records,
+    sample_shards,
+    summary,
+    train_with_absences,
+)
 from support.small_disk import fill, small_disk
 
 OPTIONS = [
@@ -31,7 +37,7 @@ OPTIONS = [
 ]
 
 
-def test_nodes_killed_in_the_middle_of_a_round_until_one_is_left(tmp_path: Path) -> None:
+def test_killed_nodes_leave_one(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         start.write(3)
         options = ["--nodes", "3", "--method", "paper", "--rounds", "10", "--out", "run"]
@@ -44,10 +50,7 @@ def test_nodes_killed_in_the_middle_of_a_round_until_one_is_left(tmp_path: Path)
         assert aggregator.end() == 0
         assert stays.end() == 0
         assert [node.end() for node in others] == [-signal.SIGKILL, -signal.SIGKILL]
-        assert re.findall(r"(n\d) has left", aggregator.errors) == [
-            "n2",
-            "n3",
-        ]  # and not who stays to the end
+        assert re.findall(r"(n\d) has left", aggregator.errors) == ["n2", "n3"]
     run = Run.open(tmp_path / "run")
     assert [record.nodes for record in run.rounds] == [3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1]
     assert {record.round: record.missed for record in run.rounds if record.missed} == {
@@ -71,14 +74,16 @@ def without_network(present: list[list[int]]) -> bytes:
         seed=3,
         partition="files",
     )
-    return with_absences(settings, Overrides(dataset=from_arrays(made(3), None)), present)
+    return train_with_absences(
+        settings, Overrides(dataset=from_arrays(sample_shards(3), None)), present
+    )
 
 
-def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> None:
+def test_hanging_late_duplicate_and_returning_nodes(tmp_path: Path) -> None:
     run = tmp_path / "run"
 
     def has_round_with(nodes: int, after: int) -> int:
-        """The number of a round with so many nodes."""
+        """Number of the first later round with `nodes` nodes, or 0."""
         return next(
             (
                 each.round
@@ -94,9 +99,8 @@ def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> N
             "--nodes", "2", "--round-timeout", "3", "--out", "run", *OPTIONS
         )
         port = aggregator.port
-        first = start.join(
-            port, "--data", "n1.npz", "--pace", "3", name="n1"
-        )  # so that there are not too many rounds
+        # The pace limits the number of rounds.
+        first = start.join(port, "--data", "n1.npz", "--pace", "3", name="n1")
         hangs = start.failing(port, 2, 5, signal.SIGSTOP)
         alone = aggregator.wait_until(lambda: has_round_with(1, 5))
         assert counter(run, "late") == 0
@@ -106,7 +110,8 @@ def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> N
         joined = aggregator.wait_until(lambda: has_round_with(2, alone))
         assert twice.end() == 1
         assert twice.errors.splitlines() == [
-            f"fedbudget: 127.0.0.1:{port} refused n1: there is a node with the name n1 already; each needs its own"
+            f"fedbudget: 127.0.0.1:{port} refused n1: there is a node with the name n1 "
+            "already; names must be unique"
         ]
 
         hangs.send(signal.SIGCONT)
@@ -139,9 +144,8 @@ def counter(run: Path, name: str) -> int:
 
 
 @pytest.mark.slow
-def test_with_too_few_nodes_the_clock_runs_on_to_the_end_of_the_budget(
-    tmp_path: Path,
-) -> None:
+def test_too_few_nodes_until_budget_ends(tmp_path: Path) -> None:
+    """Time passes while the aggregator waits for nodes."""
     run = tmp_path / "run"
     options = ["--model", "softmax", "--tau", "5", "--budget", "time=6s", "--out", "run"]
     with commands(tmp_path) as start:
@@ -160,15 +164,14 @@ def test_with_too_few_nodes_the_clock_runs_on_to_the_end_of_the_budget(
         "time",
         {"time": 6.0},
     )
-    assert (
-        end["spent"]["time"] > 0.9 * 6 > found[-1].spent["time"]
-    )  # with what is kept for closing the round
+    # Some time is reserved for closing the round.
+    assert end["spent"]["time"] > 0.9 * 6 > found[-1].spent["time"]
     assert end["loss"] == found[-1].best_loss == min(record.loss for record in found)
     assert Run.open(run).model().w.shape == (3 * 7,)
 
 
 @pytest.mark.slow
-def test_with_too_few_nodes_others_are_waited_for(tmp_path: Path) -> None:
+def test_aggregator_waits_for_minimum_of_nodes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with commands(tmp_path) as start:
         start.write(3)
@@ -189,9 +192,8 @@ def test_with_too_few_nodes_others_are_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_others_fill_is_waited_out_with_what_was_kept_back(
-    tmp_path: Path,
-) -> None:
+def test_spare_space_outlasts_a_full_disk(tmp_path: Path) -> None:
+    """Other programs fill the disk; the run releases its reserved space and finishes."""
     with small_disk(tmp_path / "disk", 8 << 20) as disk, commands(tmp_path) as start:
         run = disk / "run"
         aggregator = start.serve(
@@ -201,16 +203,15 @@ def test_a_disk_that_others_fill_is_waited_out_with_what_was_kept_back(
         node = start.held(aggregator.port, 1, 20)
         aggregator.wait_until(lambda: len(records(run)) == 19)
         fill(disk)
-        start.let_go()
+        start.release_nodes()
         assert (aggregator.end(), node.end()) == (0, 0)
         assert [record.round for record in records(run)] == list(range(1, 32))
         assert not (run / SPARE).exists()
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(
-    tmp_path: Path,
-) -> None:
+def test_full_disk_ends_and_run_resumes(tmp_path: Path) -> None:
+    """The error is one line; the run resumes to the same bits when there is space."""
     with small_disk(tmp_path / "disk", 8 << 20) as disk, commands(tmp_path) as start:
         run = disk / "run"
         aggregator = start.serve(
@@ -220,9 +221,9 @@ def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(
         start.write(1)
         node = start.held(port, 1, 20)
         aggregator.wait_until(lambda: len(records(run)) == 19)
-        (run / SPARE).unlink()  # the space that is kept back is taken, too
+        (run / SPARE).unlink()  # removes the reserved space as well
         fill(disk)
-        start.let_go()
+        start.release_nodes()
         assert aggregator.end() == 1
         assert aggregator.errors.splitlines()[-1].startswith("fedbudget: ")
         assert "No space left on device" in aggregator.errors.splitlines()[-1]
@@ -241,7 +242,7 @@ def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(
         assert [record.round for record in records(run)] == list(range(1, 32))
         whole = train(
             model="softmax",
-            shards=made(1),
+            shards=sample_shards(1),
             tau=5,
             budget="time=1000000s",
             rounds=30,

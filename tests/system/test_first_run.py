@@ -1,6 +1,4 @@
-"""The first run on machines that never made one: what has to be compiled is, before the
-clock starts.
-"""
+"""The first run on a new machine compiles all kernels before the clock starts."""
 
 from pathlib import Path
 
@@ -11,18 +9,19 @@ from fedbudget.models.compiling import COMPILING
 from support.processes import Command, Commands, commands, records, summary
 
 LONG = 20.0
-"""Times what a round with its τ usually takes: what is beyond goes to something else, as to
-a kernel that is compiled in it, which takes a hundred rounds' time and more. A busy machine
-makes rounds several times as long, at worst."""
+"""Cap on a round's time, as a multiple of the usual time for its τ.
+
+A kernel that compiles during a round takes more than 100 times the usual time. A busy
+machine slows rounds down by a few times at worst."""
 
 
 def caches(folder: Path) -> dict[str, float]:
-    """When each kernel was written to disk, of all caches in a folder."""
+    """Modification time of every compiled kernel in a folder."""
     return {str(path): path.stat().st_mtime for path in folder.rglob("*.nbc")}
 
 
 @pytest.mark.slow
-def test_an_aggregator_and_two_nodes_each_with_an_empty_cache(tmp_path: Path) -> None:
+def test_processes_with_empty_caches(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         options = ["--nodes", "2", "--model", "softmax", "--test", "digits", "--out", "run"]
         aggregator = cold(start, "serve", "127.0.0.1:0", *options, "--budget", "time=30s")
@@ -49,14 +48,13 @@ def test_an_aggregator_and_two_nodes_each_with_an_empty_cache(tmp_path: Path) ->
         "cache-1",
         "cache-2",
     }
-    assert (
-        max(made.values()) <= (tmp_path / "run" / "config.toml").stat().st_mtime
-    )  # before the first round
+    # All kernels were compiled before the first round.
+    assert max(made.values()) <= (tmp_path / "run" / "config.toml").stat().st_mtime
     assert 0.98 < share_of_rounds(tmp_path / "run") <= 1
 
 
 @pytest.mark.slow
-def test_a_run_in_one_process_with_an_empty_cache(tmp_path: Path) -> None:
+def test_single_process_with_empty_cache(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         run = cold(
             start,
@@ -79,10 +77,10 @@ def test_a_run_in_one_process_with_an_empty_cache(tmp_path: Path) -> None:
 
 
 def share_of_rounds(run: Path) -> float:
-    """Of the time that may be spent, what rounds took by the run's record.
+    """Share of the time budget that rounds took, each capped at `LONG` times the usual.
 
-    The rest is what was before the first and between two of them, what rounds took beyond
-    what is usual, and what was left at the end."""
+    The rest is the time before and between rounds, the excess of long rounds, and the
+    unspent time."""
     rounds = records(run)
     step, rest = (
         np.array([getattr(each, name)["time"] for each in rounds]) for name in ("c", "b")
@@ -97,7 +95,7 @@ def share_of_rounds(run: Path) -> float:
 
 
 def cold(start: Commands, *arguments: str) -> Command:
-    """A process of a machine of its own, on which nothing was compiled yet."""
+    """Start a process with an empty kernel cache, as on a new machine."""
     return start.run(
         *arguments, NUMBA_CACHE_DIR=str(start.folder / f"cache-{len(start.started)}")
     )

@@ -1,4 +1,4 @@
-"""Flower as people run it: real processes on loopback, deployed and in its own simulation."""
+"""Flower's real processes on loopback, deployed and in Flower's simulation."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from fedbudget.runs.folder import Run
 from fedbudget.runs.record import average_tau
 from support.flower_processes import Flower, fleet, simulation
 
-PATIENCE = 300.0  # seconds for a run, on a machine that has much else to do
+PATIENCE = 300.0  # seconds for a run on a busy machine
 SOON: dict[str, Any] = {
     "budget": "time=1000s",
     "costs": "simulated",
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("flower")  # which has one fleet
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file with two classes that every node can read: what reads it is quick to import."""
+    """A file with two classes for all nodes; its reader imports quickly."""
     rng = np.random.default_rng(8)
     x = rng.normal(size=(300, 12)).astype(np.float32)
     path = tmp_path_factory.mktemp("data") / "two-classes.npz"
@@ -36,7 +36,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
-    """Three SuperNodes, which are not in the order of their partitions."""
+    """Three SuperNodes in another order than their partitions."""
     nodes = [f"partition-id={number} num-partitions=3" for number in (2, 0, 1)]
     with fleet(tmp_path_factory.mktemp("flower"), nodes) as started:
         yield started
@@ -45,7 +45,7 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
 def same_bits(
     flower: Flower, connection: str, data: str, *, nodes: int, **how: Any
 ) -> None:
-    """A run there, and on the in-process engine."""
+    """Compare w of a Flower run with w of the in-process engine."""
     how = {**SOON, **how, "nodes": nodes, "dataset": data}
     found = (
         flower.run(connection, patience=PATIENCE, min_nodes=nodes, test="", **how).model().w
@@ -54,7 +54,7 @@ def same_bits(
 
 
 @pytest.mark.slow
-def test_deployed_it_gives_the_bits_of_one_process(flower: Flower, data: str) -> None:
+def test_deployed_run_equals_one_process(flower: Flower, data: str) -> None:
     same_bits(
         flower, "loopback", data, nodes=3, method="frugal", step_size=0.05, tau=4, rounds=2
     )
@@ -70,19 +70,15 @@ def test_deployed_it_gives_the_bits_of_one_process(flower: Flower, data: str) ->
     ],
     ids=str,
 )
-def test_deployed_it_gives_these_bits_whatever_the_method(
+def test_deployed_methods_equal_one_process(
     flower: Flower, data: str, how: dict[str, Any]
 ) -> None:
     same_bits(flower, "loopback", data, nodes=3, **{"rounds": 5, **how})
 
 
 @pytest.mark.slow
-def test_deployed_a_time_budget_is_kept_and_tau_makes_up_for_slow_rounds(
-    flower: Flower, data: str
-) -> None:
-    """A round takes seconds, of which Flower's polls and processes are nearly all: τ = 1
-    would be a waste.
-    """
+def test_deployed_time_budget_and_large_tau(flower: Flower, data: str) -> None:
+    """Most of a round's seconds are Flower's polling and processes, so τ grows."""
     seconds = 100
     made = flower.run(
         "loopback",
@@ -103,9 +99,7 @@ def test_deployed_a_time_budget_is_kept_and_tau_makes_up_for_slow_rounds(
 
 
 @pytest.mark.slow
-def test_deployed_a_run_that_is_stopped_keeps_what_it_has(
-    flower: Flower, data: str
-) -> None:
+def test_deployed_run_saves_results_when_stopped(flower: Flower, data: str) -> None:
     how: dict[str, Any] = {
         **SOON,
         "dataset": data,
@@ -132,7 +126,7 @@ def test_deployed_a_run_that_is_stopped_keeps_what_it_has(
 
 
 @pytest.mark.slow
-def test_deployed_nodes_bring_files_of_their_own(tmp_path: Path) -> None:
+def test_deployed_nodes_with_own_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     shards = [
         (rng.normal(size=(size, 6)).astype(np.float32), rng.integers(0, 2, size))
@@ -155,7 +149,7 @@ def test_deployed_nodes_bring_files_of_their_own(tmp_path: Path) -> None:
         )
     assert made.settings.dataset == "nodes"
     without = {name: value for name, value in SOON.items() if name != "partition"}
-    # Flower numbers its nodes as it likes.
+    # Flower assigns the node IDs in any order.
     either = [
         fedbudget.train(shards=order, **without, **how).w.tobytes()
         for order in (shards, shards[::-1])
@@ -164,9 +158,7 @@ def test_deployed_nodes_bring_files_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_in_flowers_simulation_the_example_gives_the_bits_of_one_process(
-    tmp_path: Path, data: str
-) -> None:
+def test_simulated_example_equals_one_process(tmp_path: Path, data: str) -> None:
     with simulation(tmp_path) as flower:
         same_bits(flower, "local", data, nodes=2, method="frugal", tau=4, rounds=6)
         more = ("--federation-config", "num-supernodes=3 client-resources-num-cpus=1")

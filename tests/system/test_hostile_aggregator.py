@@ -1,4 +1,4 @@
-"""Nodes as processes that protect themselves, and one aggregator at a run at a time."""
+"""Node processes protect themselves, and only one aggregator writes to a run."""
 
 import signal
 import time
@@ -12,17 +12,15 @@ from support.processes import commands, records
 OPTIONS = ["--model", "softmax", "--step-size", "0.05", "--budget", "time=1h"]
 
 
-def test_a_node_stops_at_once_whatever_it_computes(tmp_path: Path) -> None:
-    """It is at a round of a billion local updates; 20 s are what a machine that is busy may
-    take to start it.
-    """
+def test_node_stops_during_long_computation(tmp_path: Path) -> None:
+    """The node stops within 10 s in a round of a billion local updates."""
     with commands(tmp_path) as start:
         aggregator = start.serve(
             "--nodes", "1", "--tau", "1000000000", "--out", "run", *OPTIONS
         )
         (node,) = start.nodes(aggregator.port, 1, "--max-tau", "1000000000")
         node.wait_for("joined")
-        time.sleep(0.5)  # when it is at work
+        time.sleep(0.5)  # the node is computing now
         began = time.monotonic()
         assert node.end(signal.SIGTERM, patience=20) == 0
         assert time.monotonic() - began < 10
@@ -31,7 +29,7 @@ def test_a_node_stops_at_once_whatever_it_computes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_refuses_mini_batches_that_would_tell_too_much(tmp_path: Path) -> None:
+def test_node_refuses_mini_batches_of_one(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         aggregator = start.serve(
             "--nodes", "1", "--batch-size", "1", "--rounds", "3", "--out", "run", *OPTIONS

@@ -1,6 +1,4 @@
-"""A node with a right to take part that lies, beside two honest ones: they train as well as
-without it.
-"""
+"""An authorized node that lies does not harm the training of two honest nodes."""
 
 import json
 import logging
@@ -16,17 +14,17 @@ from fedbudget.engines.grpc.admission import AUDIT
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest
 from fedbudget.resources.resource import NodeCosts, Reading
 from fedbudget.result import Result
-from support.hostile import Lies, train_beside
+from support.hostile import Lies, train_with_liar
 
 
 @pytest.fixture(scope="module")
 def alone() -> Result:
-    """The two honest nodes, by themselves."""
-    return train_beside(None)
+    """A run of the two honest nodes only."""
+    return train_with_liar(None)
 
 
-def saying(**lies: float) -> Lies:
-    """These numbers in place of its own, in every report that has them."""
+def reporting(**lies: float) -> Lies:
+    """Replace these fields of every report by constants."""
 
     def answer(honest: Answer, request: RoundRequest) -> Answer:
         known = {name: getattr(honest.report, name) for name in lies}
@@ -43,7 +41,7 @@ def saying(**lies: float) -> Lies:
 def moving(
     lie: Callable[[Any, Any], Any], hello: Callable[[Hello], Hello] = lambda hello: hello
 ) -> Lies:
-    """Another w_i, from w(t₀) and its own."""
+    """Replace w_i by a function of w(t₀) and w_i."""
 
     def answer(honest: Answer, request: RoundRequest) -> Answer:
         report = honest.report
@@ -79,29 +77,33 @@ def assert_as_good(found: Result, alone: Result) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lies", "told"),
+    ("lies", "warning"),
     [
-        pytest.param(saying(w=3.4e38), "liar at ipv4:127.0.0.1", id="w of 3.4e38"),
+        pytest.param(reporting(w=3.4e38), "liar at ipv4:127.0.0.1", id="w of 3.4e38"),
         pytest.param(
-            saying(plain=np.nan),
+            reporting(plain=np.nan),
             "liar's report has numbers that are not finite",
             id="plain is NaN",
         ),
         pytest.param(
-            saying(beta=9e11), "liar reported outliers in beta", id="a smoothness of 9e11"
+            reporting(beta=9e11),
+            "liar reported outliers in beta",
+            id="a smoothness of 9e11",
         ),
-        pytest.param(saying(losses=1e30), "liar at ipv4:127.0.0.1", id="a loss of 1e30"),
-        pytest.param(saying(losses=-1e30), "liar at ipv4:127.0.0.1", id="a loss of -1e30"),
+        pytest.param(reporting(losses=1e30), "liar at ipv4:127.0.0.1", id="a loss of 1e30"),
         pytest.param(
-            saying(losses=1e14), "liar reported outliers in losses", id="a loss of 1e14"
+            reporting(losses=-1e30), "liar at ipv4:127.0.0.1", id="a loss of -1e30"
         ),
         pytest.param(
-            saying(best_losses=-1e14),
+            reporting(losses=1e14), "liar reported outliers in losses", id="a loss of 1e14"
+        ),
+        pytest.param(
+            reporting(best_losses=-1e14),
             "liar reported outliers in best_losses",
             id="a loss of -1e14",
         ),
         pytest.param(
-            saying(corrected=1e14, plain=0.0),
+            reporting(corrected=1e14, plain=0.0),
             "liar reported outliers in corrected",
             id="divergences",
         ),
@@ -112,37 +114,33 @@ def assert_as_good(found: Result, alone: Result) -> None:
         ),
     ],
 )
-def test_what_it_reports(
-    lies: Lies, told: str, alone: Result, caplog: pytest.LogCaptureFixture
+def test_false_reports(
+    lies: Lies, warning: str, alone: Result, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert_as_good(train_beside(lies), alone)
-    assert told in caplog.text
+        assert_as_good(train_with_liar(lies), alone)
+    assert warning in caplog.text
     assert "n1" not in caplog.text.replace(
         "n1 reported outliers in lasting", ""
     )  # a quotient of what is nearly 0, now and then
 
 
 def zero_with(samples: int) -> Lies:
-    """So many samples, and w = 0, which left 0.092."""
+    """A false sample count and w = 0; without protection the accuracy was 0.092."""
     return moving(lambda start, w: 0 * w, lambda hello: with_samples(hello, samples))
 
 
-def test_more_samples_than_anyone_has(
-    alone: Result, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It counts for nearly nothing, and a rule that does not trust it has nothing to do."""
+def test_impossible_sample_count(alone: Result, caplog: pytest.LogCaptureFixture) -> None:
+    """The count is capped, so the node has nearly no weight in the average."""
     with caplog.at_level(logging.WARNING):
-        assert_as_good(train_beside(zero_with(2**40 - 1)), alone)
+        assert_as_good(train_with_liar(zero_with(2**40 - 1)), alone)
     assert "liar reported outliers in samples" in caplog.text
 
 
 @pytest.mark.parametrize("rule", ["trimmed", "median"])
-def test_as_many_samples_as_half_of_the_average(rule: str, alone: Result) -> None:
-    """A number that could be: it counts as half of all, which only rules that do not
-    average get over.
-    """
-    assert_as_good(train_beside(zero_with(500_000), combine=rule), alone)
+def test_plausible_false_sample_count(rule: str, alone: Result) -> None:
+    """The node has half of the total weight; only robust rules withstand that."""
+    assert_as_good(train_with_liar(zero_with(500_000), combine=rule), alone)
 
 
 @pytest.mark.parametrize(
@@ -165,13 +163,13 @@ def test_as_many_samples_as_half_of_the_average(rule: str, alone: Result) -> Non
                 }
             ),
             "cpu=60s",
-            id="no word of the processor",
+            id="no processor reading",
         ),
     ],
 )
-def test_what_it_says_that_a_round_costs(lies: Lies, budget: str, alone: Result) -> None:
-    """What is spent is as far from its limit as without it."""
-    found = train_beside(lies, costs="measured", budget=(budget,))
+def test_false_costs(lies: Lies, budget: str, alone: Result) -> None:
+    """The spent amount stays as far below its limit as without the liar."""
+    found = train_with_liar(lies, costs="measured", budget=(budget,))
     assert_as_good(found, alone)
     assert max(found.spent.values()) < 30
 
@@ -184,34 +182,34 @@ def test_what_it_says_that_a_round_costs(lies: Lies, budget: str, alone: Result)
         ({"classes": tuple(map(str, range(90_000)))}, "liar has 90000 classes"),
     ],
 )
-def test_what_it_says_before_the_start(
+def test_false_description_of_samples(
     lie: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is refused by name; the three others are waited for, and train."""
+    """The liar is refused; the aggregator waits for the three others, which train."""
     lies = Lies(hello=lambda hello: replace(hello, samples=replace(hello.samples, **lie)))
     with caplog.at_level(logging.WARNING):
-        found = train_beside(lies, honest=3, wait_for=3)
+        found = train_with_liar(lies, honest=3, wait_for=3)
     assert reason in caplog.text
     assert {record.nodes for record in found.rounds} == {3}
 
 
-def test_other_columns_of_the_first_to_come(
+def test_first_node_has_other_columns(
     alone: Result, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of it and one honest node nobody knows who is right, and neither is refused; when the
-    next has come, it is.
+    """With two nodes the majority is unknown, so neither is refused; the liar is refused
+    when the third node joins.
     """
     lies = Lies(
         hello=lambda hello: replace(hello, samples=replace(hello.samples, shape=(65,)))
     )
     with caplog.at_level(logging.WARNING):
-        found = train_beside(lies, wait_for=2, first=True)
+        found = train_with_liar(lies, wait_for=2, first=True)
     assert "liar's data do not fit" in caplog.text
     assert found.w.tobytes() == alone.w.tobytes()
 
 
-def test_who_and_why_is_on_disk(tmp_path: Path, alone: Result) -> None:
-    found = train_beside(saying(w=3.4e38), out=tmp_path / "run")
+def test_audit_log_names_the_liar(tmp_path: Path, alone: Result) -> None:
+    found = train_with_liar(reporting(w=3.4e38), out=tmp_path / "run")
     lines = [
         json.loads(line) for line in (tmp_path / "run" / AUDIT).read_text().splitlines()
     ]
@@ -223,6 +221,6 @@ def test_who_and_why_is_on_disk(tmp_path: Path, alone: Result) -> None:
     (dropped,) = [each for each in lines if each["event"] == "dropped"]
     assert (dropped["node"], dropped["reason"]) == (
         "liar",
-        "3 of its reports in a row were not finite, or cannot be",
+        "3 of its reports in a row were not finite or possible",
     )
     assert found.w.tobytes() == alone.w.tobytes()

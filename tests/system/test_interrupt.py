@@ -1,6 +1,4 @@
-"""Ctrl-C, or a machine that shuts down, in the middle of a run: it ends in order, with all
-that it has.
-"""
+"""A run that is interrupted by Ctrl-C or a shutdown saves its results."""
 
 import json
 import signal
@@ -18,13 +16,13 @@ from sklearn.datasets import load_digits
 from fedbudget.runs.folder import Run
 
 FEDBUDGET = Path(sys.executable).with_name("fedbudget")
-PATIENCE = 120.0  # seconds, for a machine that has to compile first
+PATIENCE = 120.0  # seconds; the machine may have to compile first
 
 
 @contextmanager
 def long_run(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that would take long, when some of its rounds are on disk."""
-    asked = [
+    """Start a long run and wait until some of its rounds are on disk."""
+    settings = [
         "--model",
         "svm",
         "--costs",
@@ -37,7 +35,7 @@ def long_run(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
         "run",
     ]
     process = subprocess.Popen(
-        [str(FEDBUDGET), "run", *asked, *options],
+        [str(FEDBUDGET), "run", *settings, *options],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -65,9 +63,7 @@ def loss_on_digits(w: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_the_rounds_so_far_the_best_model_and_a_summary_are_on_disk(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_interrupted_run_saves_its_results(tmp_path: Path, number: signal.Signals) -> None:
     with long_run(
         tmp_path, "--json", "--tau", "adaptive" if number == signal.SIGINT else "3"
     ) as process:
@@ -98,7 +94,7 @@ def test_the_rounds_so_far_the_best_model_and_a_summary_are_on_disk(
     assert not list((tmp_path / "run").glob("*.new"))
 
 
-def test_a_person_is_told_that_the_run_was_interrupted(tmp_path: Path) -> None:
+def test_output_shows_the_interruption(tmp_path: Path) -> None:
     with long_run(tmp_path) as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)

@@ -1,6 +1,4 @@
-"""`fedbudget run` is killed at any moment, or told to stop, and goes on as if nothing had
-happened.
-"""
+"""`fedbudget run` is killed or stopped at any moment and resumes to the same bits."""
 
 import signal
 import sys
@@ -11,10 +9,10 @@ import pytest
 from fedbudget import train
 from fedbudget.result import Result
 from fedbudget.runs.folder import Run
-from support.processes import without_wall, commands, records, summary
+from support.processes import commands, records, summary, without_wall
 
-# Run with a phase and a round before the command: kills itself there. There are checkpoints
-# as often as the disk can.
+# Arguments: a phase, a round and the command. The process kills itself in that phase. It
+# writes checkpoints as often as possible.
 KILLED = """
 import math, os, signal, sys
 from fedbudget import durable_files
@@ -29,7 +27,7 @@ from fedbudget.runs.folder import CONFIG, MODEL, RunWriter, _line
 phase, when = sys.argv[1], int(sys.argv[2])
 Engine.checkpoint_interval, checkpoint.SHARE = 1e-9, math.inf
 receive, append, replace = Aggregator.receive, RunWriter.append, durable_files.replace
-now = 0  # the round that was received last
+now = 0  # the latest received round
 
 def die(where, *, unless=False):
     if where == phase and now >= when and not unless:
@@ -52,14 +50,22 @@ def killed_append(self, record):
     die("record written")
 
 def killed_replace(path, content):
-    if path.name == CHECKPOINT and phase == "half of the checkpoint written" and now >= when:
+    half = phase == "half of the checkpoint written"
+    if half and path.name == CHECKPOINT and now >= when:
         whole = b"".join(content)
         path.with_name(f".{path.name}.new").write_bytes(whole[:len(whole) // 2])
         die(phase)
     replace(path, content)
-    die({CHECKPOINT: "checkpoint saved", MODEL: "model saved, no summary", CONFIG: "config written"}.get(path.name))
+    phases = {
+        CHECKPOINT: "checkpoint saved",
+        MODEL: "model saved, no summary",
+        CONFIG: "config written",
+    }
+    die(phases.get(path.name))
 
-Aggregator.receive, RunWriter.append, durable_files.replace = killed_receive, killed_append, killed_replace
+Aggregator.receive = killed_receive
+RunWriter.append = killed_append
+durable_files.replace = killed_replace
 main(sys.argv[3:])
 """
 OPTIONS = [
@@ -108,9 +114,7 @@ def assert_same(run: Path, whole: Result) -> None:
     [PHASES[5:6], pytest.param(PHASES, marks=pytest.mark.slow)],
     ids=["once", "ten times"],
 )
-def test_killed_in_one_phase_after_the_other(
-    tmp_path: Path, phases: list[tuple[str, int]]
-) -> None:
+def test_killed_in_successive_phases(tmp_path: Path, phases: list[tuple[str, int]]) -> None:
     with commands(tmp_path) as start:
         options = ["--out", "run", *OPTIONS]
         for phase, when in phases:
@@ -141,11 +145,9 @@ def test_killed_once(tmp_path: Path, phase: str, when: int) -> None:
     "phase", ["config written", "report there", "model saved, no summary"]
 )
 def test_killed_with_more_budget(tmp_path: Path, phase: str) -> None:
-    """What there was before stays, and the larger budget is known."""
-    run, options = (
-        tmp_path / "run",
-        ["--case", "2", "--tau-max", "8", "--test-samples", "50"],
-    )
+    """Earlier results stay, and the larger budget is not lost."""
+    run = tmp_path / "run"
+    options = ["--case", "2", "--tau-max", "8", "--test-samples", "50"]
     with commands(tmp_path) as start:
         for folder in ("run", "other"):
             assert (
@@ -171,7 +173,7 @@ def test_killed_with_more_budget(tmp_path: Path, phase: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
+def test_stopped_by_signal(tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
     options = ["--case", "2", "--budget", "time=4000s", "--rounds", "20000", "--tau", "1"]
     with commands(tmp_path) as start:

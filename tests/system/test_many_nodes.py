@@ -1,11 +1,9 @@
-"""Many nodes joined from one machine: no round goes without any of them, and the
-aggregator's memory does not grow.
+"""Many nodes: none misses a round, and the memory of the aggregator does not grow.
 
 The aggregator is a real process. The nodes are coroutines in two other processes (this
-file, run as a script), as 200 processes would take more memory and time to start than the
-test has.
+file, run as a script), because 200 processes need too much memory and time to start.
 
-FEDBUDGET_MINUTES is how long the long run takes, 10 when it is not set.
+FEDBUDGET_MINUTES is the length of the long run; 10 by default.
 """
 
 import asyncio
@@ -24,9 +22,7 @@ from fedbudget.engines.remote.worker import Worker
 
 PROCESSES = 2
 FEATURES, SAMPLES = 64, 10
-"""Of each node: as many features as the digits have, and little to compute, as it is the
-conversation that counts.
-"""
+"""Data of each node: the features of digits, and few samples, since messages matter here."""
 
 
 @pytest.mark.slow
@@ -35,9 +31,8 @@ def test_sixty_nodes_take_part_in_every_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_two_hundred_nodes_the_memory_of_the_aggregator_is_flat_after_the_first_minute(
-    tmp_path: Path,
-) -> None:
+def test_memory_is_flat_with_200_nodes(tmp_path: Path) -> None:
+    """The memory of the aggregator does not grow after the first minute."""
     seconds = 60 * float(os.environ.get("FEDBUDGET_MINUTES", "10"))
     memory = _memory_over(tmp_path, nodes=200, seconds=seconds)
     print("\nseconds  MB")  # shown with pytest -s
@@ -46,22 +41,15 @@ def test_with_two_hundred_nodes_the_memory_of_the_aggregator_is_flat_after_the_f
     settled = [megabytes for second, megabytes in memory if second >= 60]
     quarter = max(1, len(settled) // 4)
     first, last = np.median(settled[:quarter]), np.median(settled[-quarter:])
-    # Records of rounds are kept for the end, 2 kB each: some MB in 10 minutes, of some 150.
-    # A tenth is not reached by those, and soon by anything that stays behind of every
-    # message.
+    # The aggregator keeps all records, 2 kB each: a few MB of about 150 in 10 minutes. A
+    # leak of every message would exceed 10 % soon.
     assert last < 1.1 * first
 
 
 def _memory_over(folder: Path, *, nodes: int, seconds: float) -> list[tuple[float, float]]:
-    """A run in which nobody misses a round; gives the aggregator's memory in MB by the
-    second of the run.
-    """
-    from support.processes import (
-        checkpoint,
-        commands,
-        records,
-        summary,
-    )  # not at the top: there are no tests' modules for the script
+    """Run with nodes that never miss a round; return (second, aggregator memory in MB)."""
+    # Not at the top: the script cannot import test modules.
+    from support.processes import checkpoint, commands, records, summary
 
     memory: list[tuple[float, float]] = []
     options = "--costs", "measured", "--budget", f"time={seconds:g}s", "--out", "run"
@@ -74,7 +62,7 @@ def _memory_over(folder: Path, *, nodes: int, seconds: float) -> list[tuple[floa
         ]
         aggregator.wait_until(lambda: records(folder / "run"))
         began = time.monotonic()
-        # Not when the run is over: it is drawn then, which takes memory of its own.
+        # Not after the end of the run: plotting needs additional memory.
         while (
             now := time.monotonic() - began
         ) < seconds - 1 and aggregator.process.poll() is None:
@@ -95,7 +83,7 @@ def _memory_over(folder: Path, *, nodes: int, seconds: float) -> list[tuple[floa
 
 
 def _resident(pid: int) -> float:
-    """MB that a process has in memory."""
+    """Resident memory of a process in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
 
@@ -114,9 +102,7 @@ async def _attend_all(port: int, numbers: list[int]) -> None:
 
 
 def _node_data(number: int) -> NodeData:
-    """Samples of two classes, apart from each other along a direction that is the same for
-    all nodes.
-    """
+    """Samples of two classes, separated along the same direction at all nodes."""
     rng = np.random.default_rng(number)
     y = np.arange(SAMPLES) % 2
     x = rng.normal(0, 1, (SAMPLES, FEATURES)) + np.where(y, 0.5, -0.5)[:, None]

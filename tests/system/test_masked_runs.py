@@ -1,6 +1,4 @@
-"""Masked sums between processes: nodes that are killed in every phase of a round, and an
-aggregator that is.
-"""
+"""Secure aggregation between processes: nodes killed in every phase, killed aggregator."""
 
 import signal
 from functools import partial
@@ -8,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.masked_processes import killed_at
+from support.masked_processes import join_killed_at
 from support.processes import commands, records, summary
 
 OPTIONS = [
@@ -35,7 +33,7 @@ def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
         for node, (what, when) in enumerate(
             [("Group", 3), ("Relay", 5), ("Survivors", 7)], 1
         ):
-            killed_at(start, port, node, what, when)
+            join_killed_at(start, port, node, what, when)
         others = [
             start.join(
                 port, "--data", f"n{node}.npz", "--secure-aggregation", name=f"n{node}"
@@ -49,12 +47,12 @@ def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
     assert summary(tmp_path / "run")["stopped_by"] == "time"
 
 
-def made_rounds(run: Path) -> bool:
+def has_rounds(run: Path) -> bool:
     return (run / "rounds.jsonl").exists() and len(records(run)) > 3
 
 
 @pytest.mark.slow
-def test_an_aggregator_that_was_killed_goes_on_with_the_same_nodes(tmp_path: Path) -> None:
+def test_killed_aggregator_resumes_with_same_nodes(tmp_path: Path) -> None:
     ends = []
     for killed in (False, True):
         folder = tmp_path / str(killed)
@@ -64,7 +62,7 @@ def test_an_aggregator_that_was_killed_goes_on_with_the_same_nodes(tmp_path: Pat
             port = aggregator.port
             nodes = start.nodes(port, 4, "--secure-aggregation")
             if killed:
-                aggregator.wait_until(partial(made_rounds, folder / "run"))
+                aggregator.wait_until(partial(has_rounds, folder / "run"))
                 assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
                 aggregator = start.serve("--resume", "run", port=port)
             assert aggregator.end() == 0

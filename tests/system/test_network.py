@@ -1,7 +1,6 @@
-"""Runs over a real network stack, on this machine: the same as in one process, from files
-of all kinds, ended in order.
+"""Runs over loopback: equal to runs in one process, with all file formats, orderly ends.
 
-What goes wrong on the way is in test_faults.py and test_resume.py.
+Faults are tested in test_faults.py and test_resume.py.
 """
 
 import csv
@@ -18,11 +17,11 @@ from fedbudget import train
 from fedbudget.arrays import Float64
 from fedbudget.result import Result
 from fedbudget.runs.folder import Run
-from support.processes import but_wall, commands, made, records, summary
+from support.processes import commands, records, sample_shards, summary, without_wall
 
 SIMULATED = ["--costs", "simulated", "--budget", "time=4s"]
 
-# The same as in one process.
+# Equality with runs in one process.
 
 
 @pytest.mark.parametrize(
@@ -40,21 +39,21 @@ SIMULATED = ["--costs", "simulated", "--budget", "time=4s"]
         pytest.param("paper", 5, "full", marks=pytest.mark.slow),
     ],
 )
-def test_with_simulated_costs_all_is_the_same_as_in_one_process(
+def test_simulated_costs_equal_one_process(
     tmp_path: Path, method: str, tau: int | str, batch: str | None
 ) -> None:
     options: dict[str, Any] = {"method": method, "tau": tau, "rounds": 12}
     options |= {} if batch is None else {"batch_size": batch}
     run = local(tmp_path, *SIMULATED, *as_options(options))
     whole = train(dataset="digits", case=2, costs="simulated", budget="time=4s", **options)
-    assert but_wall(run.rounds) == but_wall(whole.rounds)
+    assert without_wall(run.rounds) == without_wall(whole.rounds)
     assert_same_end(run, whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["paper", "frugal"])
 @pytest.mark.parametrize("batch", ["full", 64])
-def test_with_a_fixed_tau_measured_costs_change_nothing_in_w(
+def test_measured_costs_keep_w_with_fixed_tau(
     tmp_path: Path, method: str, batch: int | str
 ) -> None:
     options: dict[str, Any] = {
@@ -78,10 +77,8 @@ def test_with_a_fixed_tau_measured_costs_change_nothing_in_w(
 
 
 @pytest.mark.slow
-def test_adaptive_with_measured_costs_its_rounds_go_together(tmp_path: Path) -> None:
-    """τ follows from what rounds took, and is another each time; all that follows from τ
-    can be told from it.
-    """
+def test_records_are_consistent_with_measured_costs(tmp_path: Path) -> None:
+    """τ depends on measured times; everything that follows from τ is checked."""
     run = local(
         tmp_path, "--costs", "measured", "--budget", "time=5s", "--budget", "bytes=100MB"
     )
@@ -97,7 +94,7 @@ def test_adaptive_with_measured_costs_its_rounds_go_together(tmp_path: Path) -> 
         spent = [record.spent[name] for record in run.rounds]
         assert spent == sorted(spent)
     best = np.minimum.accumulate([record.loss for record in run.rounds])
-    assert run.rounds[0].loss == pytest.approx(0.5)  # of the squared SVM at w = 0
+    assert run.rounds[0].loss == pytest.approx(0.5)  # squared SVM at w = 0
     assert best[-1] < 0.4
     assert run.summary is not None
     assert run.summary["stopped_by"] in ("time", "bytes")
@@ -130,12 +127,10 @@ def assert_same_end(run: Run, whole: Result) -> None:
     assert run.summary["stopped_by"] == whole.stopped_by
 
 
-# Nodes with files of their own.
+# Nodes with their own files.
 
 
-def test_csv_files_are_standardised_together_and_classes_are_those_of_all(
-    tmp_path: Path,
-) -> None:
+def test_csv_files_share_standardization_and_classes(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     height = [rng.normal(170, 8, 50), rng.normal(120, 10, 30)]
     weight = [rng.normal(70, 9, 50), rng.normal(25, 4, 30)]
@@ -196,14 +191,14 @@ def test_csv_files_are_standardised_together_and_classes_are_those_of_all(
 
 
 def predicted(w: Any, x: Float64) -> Any:
-    """The class that softmax gives each sample: a row of weights and a bias for each class."""
+    """Classes predicted by softmax regression with three classes, [samples]."""
     rows = np.asarray(w, np.float64).reshape(3, -1)
     return (x @ rows[:, :-1].T + rows[:, -1]).argmax(axis=1)
 
 
 @pytest.mark.slow
-def test_npz_files_with_classes_that_only_one_node_has(tmp_path: Path) -> None:
-    shards = [(x[y != node], y[y != node]) for node, (x, y) in enumerate(made(2))]
+def test_npz_files_with_different_classes(tmp_path: Path) -> None:
+    shards = [(x[y != node], y[y != node]) for node, (x, y) in enumerate(sample_shards(2))]
     for node, (x, y) in enumerate(shards):
         np.savez(tmp_path / f"{node}.npz", x=x, y=y)
     run = files_run(tmp_path, ["0.npz", "1.npz"])
@@ -212,7 +207,7 @@ def test_npz_files_with_classes_that_only_one_node_has(tmp_path: Path) -> None:
     )
     assert run.model().classes == ("0", "1", "2")
     assert run.model().standardization is None
-    assert but_wall(run.rounds) == but_wall(whole.rounds)
+    assert without_wall(run.rounds) == without_wall(whole.rounds)
     assert run.model().w.tobytes() == whole.w.tobytes()
 
 
@@ -233,7 +228,7 @@ def test_idx_files(tmp_path: Path) -> None:
     assert run.model().classes == tuple("0123456789")
     assert run.model().w.shape == (10 * (4 * 5 + 1),)
     assert [record.nodes for record in run.rounds] == [2] * 11
-    assert run.rounds[0].loss == pytest.approx(np.log(10))  # all classes alike, at w = 0
+    assert run.rounds[0].loss == pytest.approx(np.log(10))  # equal probabilities at w = 0
     assert run.rounds[-1].best_loss < 2
 
 
@@ -261,7 +256,7 @@ def files_run(folder: Path, names: list[str]) -> Run:
 # Wrong use.
 
 
-def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_wrong_commands_fail_with_one_line(tmp_path: Path) -> None:
     token, other = (f"{name}-{os.urandom(12).hex()}" for name in ("right", "wrong"))
     with commands(tmp_path) as start:
         start.write(1)
@@ -270,16 +265,16 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path) -> None:
         aggregator = start.serve(
             "--token-file", "token", "--model", "softmax", "--out", "run"
         )
-        nobody = "127.0.0.1:1"
+        closed = "127.0.0.1:1"
         wrong = {
-            start.run("join", nobody): (2, "a node needs data"),
-            start.run("join", nobody, "--shard", "6/5"): (
+            start.run("join", closed): (2, "a node needs data"),
+            start.run("join", closed, "--shard", "6/5"): (
                 2,
                 "shards are numbered from 1 to 5",
             ),
-            start.run("join", nobody, "--shard", "second"): (2, "must be I/N, such as 2/5"),
-            start.run("join", nobody, "--data", "n2.npz"): (2, "n2.npz does not exist"),
-            start.run("join", nobody, "--data", "n1.npz", "--give-up-after", "1"): (
+            start.run("join", closed, "--shard", "second"): (2, "must be I/N, such as 2/5"),
+            start.run("join", closed, "--data", "n2.npz"): (2, "n2.npz does not exist"),
+            start.run("join", closed, "--data", "n1.npz", "--give-up-after", "1"): (
                 1,
                 "could not be reached for 1 seconds",
             ),
@@ -287,7 +282,7 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path) -> None:
             start.run("serve", "0.0.0.0:0"): (2, "without TLS"),
             start.run("serve", f"127.0.0.1:{aggregator.port}"): (
                 2,
-                "cannot be listened on",
+                "cannot listen on",
             ),
             start.run(
                 "join",
@@ -310,14 +305,14 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path) -> None:
             secret not in each.errors for secret in (token, other) for each in start.started
         )
         assert aggregator.process.poll() is None
-        assert aggregator.end(signal.SIGTERM) == 130  # there was no run yet
+        assert aggregator.end(signal.SIGTERM) == 130  # before the run started
     assert not (tmp_path / "run").exists()
 
 
 # The end.
 
 
-def test_a_node_and_then_the_aggregator_are_told_to_stop(tmp_path: Path) -> None:
+def test_node_then_aggregator_are_stopped(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with commands(tmp_path) as start:
         aggregator = start.serve(
@@ -347,8 +342,8 @@ def test_a_node_and_then_the_aggregator_are_told_to_stop(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_where_no_run_begins_nodes_have_failed_too(tmp_path: Path) -> None:
-    """All three say why, and none ends as if there had been a run."""
+def test_nodes_fail_if_no_run_starts(tmp_path: Path) -> None:
+    """Aggregator and nodes print the reason and end with an error."""
     with commands(tmp_path) as start:
         aggregator = start.serve(
             "--nodes", "2", "--model", "softmax", "--budget", "bytes=10"

@@ -1,8 +1,7 @@
-"""A PyTorch model of one's own in processes of their own: killed, resumed, late, and
-another one at one node.
+"""A custom PyTorch model in real processes: killed, resumed, late and mismatched nodes.
 
-Nothing but a file with the model is at each of them. Each of these processes has to load
-PyTorch, so they take long."""
+Every process reads the model from a file. The tests are slow because each process loads
+PyTorch."""
 
 import re
 import signal
@@ -16,7 +15,14 @@ from fedbudget.data.files import from_arrays
 from fedbudget.launch.prepared import Overrides
 from fedbudget.models.own import load_model
 from fedbudget.runs.folder import Run
-from support.processes import Commands, checkpoint, commands, made, records, with_absences
+from support.processes import (
+    Commands,
+    checkpoint,
+    commands,
+    records,
+    sample_shards,
+    train_with_absences,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread")]
 
@@ -51,10 +57,8 @@ OPTIONS = [
 ]
 OPTIONS += ["--costs", "simulated", "--budget", "time=1000000s", "--out", "run"]
 MODEL = ["--model", "net.py:Net"]
-PATIENT = [
-    "--round-timeout",
-    "60",
-]  # one that is held is not left out while another loads PyTorch
+# A blocked node is not left out while another node loads PyTorch.
+PATIENT = ["--round-timeout", "60"]
 
 
 def write(start: Commands, nodes: int, width: int = 8) -> None:
@@ -63,16 +67,17 @@ def write(start: Commands, nodes: int, width: int = 8) -> None:
 
 
 def in_one_process(folder: Path, present: list[list[int]]) -> bytes:
-    """w of the same run, with these nodes in each round."""
+    """w of the same run in one process, with these nodes in each round."""
     known: dict[str, Any] = {**TRAINED, "budget": ("time=1000000s",), "partition": "files"}
-    nodes = 1 + max(node for there in present for node in there)
+    nodes = 1 + max(node for round_ in present for node in round_)
     overrides = Overrides(
-        dataset=from_arrays(made(nodes), None), model=load_model(f"{folder}/net.py:Net")
+        dataset=from_arrays(sample_shards(nodes), None),
+        model=load_model(f"{folder}/net.py:Net"),
     )
-    return with_absences(Settings(**known), overrides, present)
+    return train_with_absences(Settings(**known), overrides, present)
 
 
-def test_an_aggregator_that_is_killed_goes_on_to_the_same_w(tmp_path: Path) -> None:
+def test_killed_aggregator_resumes_to_same_w(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with commands(tmp_path) as start:
         write(start, 2)
@@ -89,12 +94,12 @@ def test_an_aggregator_that_is_killed_goes_on_to_the_same_w(tmp_path: Path) -> N
         other = start.serve("--resume", "run")
         assert other.end() == 2
         assert (
-            "net has changed since the run started: parameter body.0.weight is 10 x 6 of float32 now, and 8 x 6 of float32 "
-            "in the run to resume" in other.errors
+            "net has changed since the run started: parameter body.0.weight is 10 x 6 of "
+            "float32 now, and 8 x 6 of float32 in the run to resume" in other.errors
         )
         write(start, 2)
         aggregator = start.serve("--resume", "run", port=port)
-        start.let_go()
+        start.release_nodes()
         assert aggregator.end() == 0
         assert [node.end() for node in nodes] == [0, 0]
     assert [record.round for record in records(run)] == list(range(1, ROUNDS + 2))
@@ -104,7 +109,7 @@ def test_an_aggregator_that_is_killed_goes_on_to_the_same_w(tmp_path: Path) -> N
     )
 
 
-def test_a_node_that_is_killed_and_one_that_comes_late(tmp_path: Path) -> None:
+def test_killed_node_and_late_node(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with commands(tmp_path) as start:
         write(start, 3)
@@ -116,7 +121,7 @@ def test_a_node_that_is_killed_and_one_that_comes_late(tmp_path: Path) -> None:
         aggregator.wait_until(lambda: len(records(run)) == 5)
         late = start.join(port, "--data", "n3.npz", *MODEL, name="n3")
         late.wait_for("n3: joined")
-        start.let_go()
+        start.release_nodes()
         assert aggregator.end() == 0
         assert [node.end() for node in (stays, late)] == [0, 0]
     present = [[0, 1]] * 3 + [[0]] * 3 + [[0, 2]] * (ROUNDS - 5)
@@ -127,7 +132,7 @@ def test_a_node_that_is_killed_and_one_that_comes_late(tmp_path: Path) -> None:
     assert Run.open(run).model().w.tobytes() == in_one_process(tmp_path, present)
 
 
-def test_one_node_that_is_killed_comes_back_with_its_number(tmp_path: Path) -> None:
+def test_killed_node_returns_with_its_number(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with commands(tmp_path) as start:
         write(start, 2)
@@ -138,7 +143,7 @@ def test_one_node_that_is_killed_comes_back_with_its_number(tmp_path: Path) -> N
         aggregator.wait_until(lambda: len(records(run)) == 5)
         again = start.join(port, "--data", "n2.npz", *MODEL, name="n2")
         again.wait_for("n2: joined")
-        start.let_go()
+        start.release_nodes()
         assert aggregator.end() == 0
         assert [node.end() for node in (stays, again)] == [0, 0]
     assert [record.nodes for record in records(run)] == [2] * 3 + [1] * 3 + [2] * (
@@ -151,14 +156,15 @@ def test_one_node_that_is_killed_comes_back_with_its_number(tmp_path: Path) -> N
     }
 
 
-def test_another_model_at_one_node_is_refused_in_words_on_both_sides(
-    tmp_path: Path,
-) -> None:
+def test_different_model_at_node_is_refused(tmp_path: Path) -> None:
+    """Both sides print the difference."""
     with commands(tmp_path) as start:
         write(start, 2)
         (tmp_path / "wider.py").write_text(NET.replace("WIDTH", "10"))
         (tmp_path / "smooth.py").write_text(
-            "from fedbudget.models import TorchModel\nfrom net import Net, smooth\nmodel = TorchModel(Net, loss=smooth)"
+            "from fedbudget.models import TorchModel\n"
+            "from net import Net, smooth\n"
+            "model = TorchModel(Net, loss=smooth)"
         )
         aggregator = start.serve("--nodes", "2", *OPTIONS, *MODEL, *PATIENT)
         port = aggregator.port
@@ -167,7 +173,8 @@ def test_another_model_at_one_node_is_refused_in_words_on_both_sides(
             (
                 "wider",
                 "wider.py:Net",
-                "parameter body.0.weight is 10 x 6 of float32 at the node, and 8 x 6 of float32 at the aggregator",
+                "parameter body.0.weight is 10 x 6 of float32 at the node, and 8 x 6 of "
+                "float32 at the aggregator",
             ),
             (
                 "smooth",
@@ -179,8 +186,8 @@ def test_another_model_at_one_node_is_refused_in_words_on_both_sides(
             assert wrong.end() == 1
             assert len(wrong.errors.splitlines()) == 1
             assert re.match(
-                f"fedbudget: 127.0.0.1:{port} refused {name}: {name} cannot take part: its model is not the "
-                f"aggregator's: {words}",
+                f"fedbudget: 127.0.0.1:{port} refused {name}: {name} cannot take part: "
+                f"its model is not the aggregator's: {words}",
                 wrong.errors,
             )
             aggregator.wait_for(f"{name} at .* is refused: .*{words}")
@@ -192,7 +199,7 @@ def test_another_model_at_one_node_is_refused_in_words_on_both_sides(
     assert run.summary["network"]["refused"] == 2
 
 
-def test_node_processes_are_told_where_the_model_is(tmp_path: Path) -> None:
+def test_local_nodes_find_the_model(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         write(start, 0)
         of_digits = NET.replace("nn.Linear(6,", "nn.Linear(64,").replace(

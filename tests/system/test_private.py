@@ -1,4 +1,4 @@
-"""Private runs with real processes: a node's own limit, and an aggregator that is killed."""
+"""Private runs with real processes: limits of nodes, and a killed aggregator."""
 
 import json
 import signal
@@ -11,43 +11,35 @@ from fedbudget.resources.privacy import epsilon_of, rho_of
 from support.processes import commands, summary
 
 RUN = ("--model", "softmax", "--nodes", "2", "--budget", "time=120s", "--out", "run")
+DIGITS = ("--dataset", "digits", "--shard")
 
 
 @pytest.mark.slow
-def test_a_node_refuses_beyond_its_limit(tmp_path: Path) -> None:
-    """One that has told much already: the run goes on without it, and it says why."""
-    told = tmp_path / "told.json"
-    told.write_text(
+def test_node_refuses_beyond_its_limit(tmp_path: Path) -> None:
+    """A node close to its limit leaves with a reason; the run continues without it."""
+    account = tmp_path / "account.json"
+    account.write_text(
         json.dumps(
             {"rho": rho_of(3.9, 1e-5), "runs": {"earlier": {"rho": 0.4, "round": 9}}}
         )
     )
     with commands(tmp_path) as start:
         aggregator = start.serve(*RUN, "--budget", "privacy=6", "--rounds", "4")
-        limited = ("--privacy-limit", "4", "--privacy-account", str(told))
-        careful = start.join(
-            aggregator.port,
-            "--dataset",
-            "digits",
-            "--shard",
-            "1/2",
-            *limited,
-            name="careful",
-        )
-        start.join(aggregator.port, "--dataset", "digits", "--shard", "2/2", name="other")
-        assert careful.end() == 1
-        assert "--privacy-limit is ε = 4" in careful.errors
+        limit = ("--privacy-limit", "4", "--privacy-account", str(account))
+        limited = start.join(aggregator.port, *DIGITS, "1/2", *limit, name="limited")
+        start.join(aggregator.port, *DIGITS, "2/2", name="other")
+        assert limited.end() == 1
+        assert "--privacy-limit is ε = 4" in limited.errors
         assert aggregator.end() == 0
     assert summary(tmp_path / "run")["spent"]["privacy"] <= 6
-    assert rho_of(3.9, 1e-5) <= json.loads(told.read_text())["rho"] < rho_of(4.0, 1e-5)
+    assert rho_of(3.9, 1e-5) <= json.loads(account.read_text())["rho"] < rho_of(4.0, 1e-5)
 
 
 def assert_paid_when_killed(folder: Path, rounds: int, *options: str) -> None:
-    """The aggregator dies in round 7, which nodes have been asked for, and goes on to the
-    end.
+    """Kill the aggregator in round 7, after its broadcast, and resume the run to its end.
 
     Args:
-      rounds: that were paid for by then.
+      rounds: number of rounds paid for before the kill.
     """
     run = folder / "run"
     with commands(folder) as start:
@@ -65,14 +57,14 @@ def assert_paid_when_killed(folder: Path, rounds: int, *options: str) -> None:
         assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
         died_with = paid_in(run)
         again = start.serve("--resume", "run", port=port)
-        start.let_go()
+        start.release_nodes()
         assert again.end() == 0
     assert 0 < died_with < paid_in(run) <= rho_of(4.0, 1e-5)
     assert summary(run)["spent"]["privacy"] <= 4
 
 
 @pytest.mark.slow
-def test_a_killed_aggregator_has_paid_for_what_it_made_known(tmp_path: Path) -> None:
+def test_killed_aggregator_paid_for_node_privacy(tmp_path: Path) -> None:
     assert_paid_when_killed(tmp_path, 6, "--budget", "privacy=4")
     assert summary(tmp_path / "run")["stopped_by"] == "privacy"
 
@@ -81,45 +73,30 @@ SAMPLES = ("--budget", "privacy=4", "--privacy-unit", "sample")
 
 
 @pytest.mark.slow
-def test_nodes_that_protect_samples_keep_a_limit_of_samples(tmp_path: Path) -> None:
-    """One whose limit is of nodes refuses; one whose limit is of samples pays for what it
-    has told.
+def test_sample_privacy_needs_a_sample_limit(tmp_path: Path) -> None:
+    """A node with a limit for nodes refuses; one with a limit for samples pays for its
+    reports.
     """
-    told = tmp_path / "told.json"
-    limited = ("--privacy-limit", "6", "--privacy-account", str(told))
+    path = tmp_path / "account.json"
+    limit = ("--privacy-limit", "6", "--privacy-account", str(path))
     with commands(tmp_path) as start:
         aggregator = start.serve(*RUN, *SAMPLES, "--rounds", "5")
-        other_unit = start.join(
-            aggregator.port,
-            "--dataset",
-            "digits",
-            "--shard",
-            "1/3",
-            *limited,
-            name="other-unit",
-        )
-        of_samples = (*limited, "--privacy-unit", "sample")
-        start.join(
-            aggregator.port,
-            "--dataset",
-            "digits",
-            "--shard",
-            "2/3",
-            *of_samples,
-            name="careful",
-        )
-        start.join(aggregator.port, "--dataset", "digits", "--shard", "3/3", name="third")
+        port = aggregator.port
+        other_unit = start.join(port, *DIGITS, "1/3", *limit, name="other-unit")
+        of_samples = (*limit, "--privacy-unit", "sample")
+        start.join(port, *DIGITS, "2/3", *of_samples, name="limited")
+        start.join(port, *DIGITS, "3/3", name="third")
         assert other_unit.end() == 1
         assert "protects single samples" in other_unit.errors
         assert aggregator.end() == 0
     spent = summary(tmp_path / "run")["spent"]["privacy"]
-    account = json.loads(told.read_text())
+    account = json.loads(path.read_text())
     assert account["unit"] == "sample"
     assert 0 < spent <= 4
     assert epsilon_of(account["rho"], 1e-5) == pytest.approx(spent, abs=0.01)
 
 
 @pytest.mark.slow
-def test_a_killed_aggregator_has_paid_for_what_it_asked_of_samples(tmp_path: Path) -> None:
-    """Of the seventh round too."""
+def test_killed_aggregator_paid_for_sample_privacy(tmp_path: Path) -> None:
+    """The payment includes the seventh round, since nodes have received its broadcast."""
     assert_paid_when_killed(tmp_path, 7, *SAMPLES)

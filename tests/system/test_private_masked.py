@@ -1,6 +1,4 @@
-"""Private runs with masked sums between processes: nodes that are killed in every phase,
-and an aggregator that is.
-"""
+"""Private runs with secure aggregation: nodes killed in every phase, killed aggregator."""
 
 import json
 import signal
@@ -10,7 +8,7 @@ import pytest
 
 from fedbudget.engines.noise import PAID, paid_in
 from fedbudget.resources.privacy import epsilon_of, rho_of
-from support.masked_processes import killed_at
+from support.masked_processes import join_killed_at
 from support.processes import commands, records, summary
 
 OPTIONS = [
@@ -25,17 +23,17 @@ OPTIONS = [
 BUDGETS = ["--budget", "time=20s", "--budget", "privacy=6"]
 
 
-def told_by(run: Path) -> float:
-    """ρ of all rounds in the records."""
+def recorded_rho(run: Path) -> float:
+    """ρ of all recorded rounds."""
     return sum(each.private["rho"] for each in records(run) if each.private is not None)
 
 
 @pytest.mark.slow
 def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
-    """Rounds go on with the others; ε is never exceeded, and a node's own account has what
-    it answered.
+    """Rounds continue with the other nodes, ε is never exceeded, and the account of a node
+    covers all its answers.
     """
-    account = tmp_path / "told.json"
+    account = tmp_path / "account.json"
     with commands(tmp_path) as start:
         aggregator = start.serve(
             "--nodes", "6", "--secure-threshold", "0.51", *OPTIONS, *BUDGETS
@@ -45,7 +43,7 @@ def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
         for node, (what, when) in enumerate(
             [("Group", 3), ("Relay", 5), ("Survivors", 7)], 1
         ):
-            killed_at(start, port, node, what, when)
+            join_killed_at(start, port, node, what, when)
         limited = ("--privacy-limit", "6.5", "--privacy-account", str(account))
         masked = "--secure-aggregation"
         others = [start.join(port, "--data", "n4.npz", masked, *limited, name="n4")]
@@ -60,17 +58,15 @@ def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
     assert summary(run)["stopped_by"] == "privacy"
     assert summary(run)["spent"]["privacy"] <= 6
     assert summary(run)["spent"]["privacy"] == pytest.approx(
-        epsilon_of(told_by(run), 1e-5), abs=1e-3
+        epsilon_of(recorded_rho(run), 1e-5), abs=1e-3
     )
-    assert paid_in(run) == pytest.approx(told_by(run), rel=1e-9)
-    assert json.loads(account.read_text())["rho"] >= told_by(run) * (1 - 1e-9)
+    assert paid_in(run) == pytest.approx(recorded_rho(run), rel=1e-9)
+    assert json.loads(account.read_text())["rho"] >= recorded_rho(run) * (1 - 1e-9)
 
 
 @pytest.mark.slow
-def test_a_killed_aggregator_has_paid_for_what_nodes_opened(tmp_path: Path) -> None:
-    """It goes on with the same nodes, which answer a round that they made already with what
-    they said then.
-    """
+def test_killed_aggregator_paid_for_opened_rounds(tmp_path: Path) -> None:
+    """It resumes with the same nodes, which repeat their answers to a finished round."""
     run = tmp_path / "run"
     with commands(tmp_path) as start:
         aggregator = start.serve("--nodes", "4", *OPTIONS, *BUDGETS)
@@ -87,6 +83,6 @@ def test_a_killed_aggregator_has_paid_for_what_nodes_opened(tmp_path: Path) -> N
         assert again.end() == 0
         assert [node.end() for node in nodes] == [0] * 4
     assert 0 < died_with < paid_in(run) <= rho_of(6.0, 1e-5)
-    assert told_by(run) <= paid_in(run) * (1 + 1e-9)
+    assert recorded_rho(run) <= paid_in(run) * (1 + 1e-9)
     assert summary(run)["spent"]["privacy"] <= 6
     assert summary(run)["stopped_by"] == "privacy"

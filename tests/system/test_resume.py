@@ -1,7 +1,6 @@
-"""An aggregator that is killed at any point of a round, or told to stop, goes on as if
-nothing had happened.
+"""An aggregator that is killed or stopped at any point of a round resumes to the same bits.
 
-The nodes are not told of any of it: they keep running, and come back by themselves.
+Nodes keep running and reconnect by themselves.
 """
 
 import io
@@ -18,7 +17,15 @@ from fedbudget.cli.main import main
 from fedbudget.launch import simulate
 from fedbudget.result import Result
 from fedbudget.runs.folder import Run
-from support.processes import Command, Commands, but_wall, commands, made, records, summary
+from support.processes import (
+    Command,
+    Commands,
+    commands,
+    records,
+    sample_shards,
+    summary,
+    without_wall,
+)
 
 OPTIONS = [
     "--model",
@@ -33,25 +40,26 @@ OPTIONS = [
     "3",
 ]
 
-# Run with a phase, a round, and how many rounds it may be ahead of its disk, before the
-# command: kills itself there, as a crash or a power cut would.
+# Arguments: a phase, a round, the number of rounds that the run may be ahead of its disk,
+# and the command. The process kills itself in that phase, like a crash or a power cut.
 KILLED = """
 import os, signal, sys, time
-from fedbudget import training
+from fedbudget import durable_files
 from fedbudget.cli.main import main
 from fedbudget.engines.grpc.server import AggregatorServer
-from fedbudget import durable_files
+from fedbudget.launch import execute
 from fedbudget.runs.checkpoint import Checkpoint
-from fedbudget.runs.folder import CHECKPOINT
-from fedbudget.runs.folder import MODEL, RunWriter, _line
+from fedbudget.runs.folder import CHECKPOINT, MODEL, RunWriter, _line
 from fedbudget.runs.record import RoundRecord
 
 phase, when, ahead = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-training.rounds_ahead = lambda parameters: ahead
-begin, finish, save, append, replace = (
-    AggregatorServer.begin, AggregatorServer.finish, Checkpoint.save, RunWriter.append, durable_files.replace
-)
-now = 0  # the round that was begun last
+execute.rounds_ahead = lambda parameters: ahead
+begin = AggregatorServer.begin
+finish = AggregatorServer.finish
+save = Checkpoint.save
+append = RunWriter.append
+replace = durable_files.replace
+now = 0  # the latest round
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -84,7 +92,8 @@ def killed_save(checkpoint, folder):
     save(checkpoint, folder)
 
 def killed_replace(path, content):
-    if phase == "half of the checkpoint written" and path.name == CHECKPOINT and now >= when:
+    half = phase == "half of the checkpoint written"
+    if half and path.name == CHECKPOINT and now >= when:
         whole = b"".join(content)
         path.with_name(f".{path.name}.new").write_bytes(whole[:len(whole) // 2])
         die()
@@ -131,12 +140,10 @@ MORE = [
 
 
 def undisturbed(nodes: int = 2, **options: Any) -> Result:
-    """The same in one process, from which a run over a network differs in nothing
-    (test_network.py).
-    """
+    """The same run in one process; its bits equal those over a network (test_network.py)."""
     return train(
         model="softmax",
-        shards=made(nodes),
+        shards=sample_shards(nodes),
         costs="simulated",
         budget="time=3s",
         tau_max=5,
@@ -155,10 +162,8 @@ def crash(
     )
 
 
-def assert_nothing_taken_back(
-    before: list[dict[str, Any]], after: list[dict[str, Any]]
-) -> None:
-    """What was read of rounds, and of what was spent in them, stays so."""
+def assert_extends(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
+    """Records that were once on disk stay unchanged."""
     assert after[: len(before)] == before
 
 
@@ -167,12 +172,12 @@ def assert_same_run(run: Path, whole: Result) -> None:
     assert [record.round for record in found.rounds] == list(
         range(1, len(found.rounds) + 1)
     )
-    assert but_wall(found.rounds) == but_wall(whole.rounds)
+    assert without_wall(found.rounds) == without_wall(whole.rounds)
     assert found.model().w.tobytes() == whole.w.tobytes()
     assert found.summary is not None
     assert found.summary["status"] == "finished"
     assert found.summary["spent"] == dict(whole.spent)
-    assert found.rounds[-2].spent["time"] < 3  # no round began when all was spent
+    assert found.rounds[-2].spent["time"] < 3  # no round starts without budget
     assert found.summary["stopped_by"] == whole.stopped_by == "time"
 
 
@@ -185,26 +190,24 @@ def assert_same_run(run: Path, whole: Result) -> None:
         ),
     ],
 )
-def test_killed_in_one_phase_of_a_round_after_the_other(
-    tmp_path: Path, phases: list[tuple[str, int]]
-) -> None:
+def test_killed_in_successive_phases(tmp_path: Path, phases: list[tuple[str, int]]) -> None:
     run = tmp_path / "run"
-    # Never more than a round ahead: else a crash in one round may leave later ones on disk,
-    # and the next phase is past.
+    # At most one round ahead of the disk. Otherwise a crash may leave later rounds on disk,
+    # and the next phase never happens.
     with commands(tmp_path) as start:
         aggregator = crash(start, *FIRST, "--nodes", "2", "--out", "run", *OPTIONS, ahead=1)
         port = aggregator.port
         nodes = start.nodes(port, 2)
         assert aggregator.end() == -signal.SIGKILL
         for phase, when in phases:
-            before = but_wall(records(run))
+            before = without_wall(records(run))
             aggregator = crash(start, phase, when, "--resume", "run", port=port, ahead=1)
             assert aggregator.end() == -signal.SIGKILL, (phase, aggregator.errors)
-            assert_nothing_taken_back(before, but_wall(records(run)))
-        before = but_wall(records(run))
+            assert_extends(before, without_wall(records(run)))
+        before = without_wall(records(run))
         aggregator = start.serve("--resume", "run", port=port)
         assert aggregator.end() == 0
-        assert_nothing_taken_back(before, but_wall(records(run)))
+        assert_extends(before, without_wall(records(run)))
         assert [node.end() for node in nodes] == [0, 0]
     assert_same_run(run, undisturbed())
     assert (
@@ -227,10 +230,10 @@ def test_killed_once(
         port = aggregator.port
         nodes = start.nodes(port, 3)
         assert aggregator.end() == -signal.SIGKILL
-        before = but_wall(records(run))
+        before = without_wall(records(run))
         aggregator = start.serve("--resume", "run", port=port)
         assert aggregator.end() == 0
-        assert_nothing_taken_back(before, but_wall(records(run)))
+        assert_extends(before, without_wall(records(run)))
         assert [node.end() for node in nodes] == [0, 0, 0]
     assert_same_run(
         run,
@@ -238,9 +241,8 @@ def test_killed_once(
     )
 
 
-def test_killed_while_a_node_is_at_work_which_comes_back_with_what_it_knows(
-    tmp_path: Path,
-) -> None:
+def test_killed_while_nodes_compute(tmp_path: Path) -> None:
+    """The nodes reconnect and keep their state."""
     with commands(tmp_path) as start:
         aggregator = crash(
             start, "broadcast sent", 4, "--nodes", "2", "--out", "run", *OPTIONS
@@ -249,16 +251,15 @@ def test_killed_while_a_node_is_at_work_which_comes_back_with_what_it_knows(
         start.write(2)
         nodes = [start.held(port, node, 4) for node in (1, 2)]
         assert aggregator.end() == -signal.SIGKILL
-        start.let_go()
+        start.release_nodes()
         aggregator = start.serve("--resume", "run", port=port)
         assert aggregator.end() == 0
         assert [node.end() for node in nodes] == [0, 0]
     assert_same_run(tmp_path / "run", undisturbed())
 
 
-def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other_way(
-    tmp_path: Path,
-) -> None:
+def test_stopped_run_keeps_settings_and_costs(tmp_path: Path) -> None:
+    """A resumed run continues with the spent amount; other settings are refused."""
     run = tmp_path / "run"
     with commands(tmp_path) as start:
         aggregator = start.serve(
@@ -270,7 +271,7 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
         assert (aggregator.end(signal.SIGTERM), node.end()) == (0, 0)
         before, first = records(run), summary(run)
         assert (first["status"], first["stopped_by"]) == ("interrupted", "interrupted")
-        # What the unfinished round has cost until then is in the summary, and in no record.
+        # The cost of the unfinished round is in the summary but in no record.
         assert first["spent"]["time"] >= before[-1].spent["time"]
 
         assert "seed is 0 there, and cannot become 7" in refused(run, "--seed", "7")
@@ -289,7 +290,7 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
         aggregator = start.serve("--resume", "run", "--model", "softmax", port=port)
         (node,) = start.nodes(port, 1)
         aggregator.wait_until(lambda: len(records(run)) >= len(before) + 5)
-        assert Run.open(run).summary is None  # it is not over
+        assert Run.open(run).summary is None  # while the run continues
         assert (aggregator.end(signal.SIGINT), node.end()) == (0, 0)
     after = records(run)
     assert after[: len(before)] == before
@@ -300,17 +301,15 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
     assert summary(run)["spent"]["time"] >= spent[-1]
 
 
-def test_a_finished_run_goes_on_with_more_budget_and_nodes_that_come_back(
+def test_finished_run_resumes_with_more_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes have gone home; they begin anew, as those do in one process whose memory was
-    too much to be saved.
+    """New node processes start without state, like a run in one process whose node state
+    is too large to save.
     """
-    run, more, options = (
-        tmp_path / "run",
-        ["--budget", "time=+2s"],
-        [*OPTIONS, "--method", "paper"],
-    )
+    run = tmp_path / "run"
+    more = ["--budget", "time=+2s"]
+    options = [*OPTIONS, "--method", "paper"]
     with commands(tmp_path) as start:
         aggregator = start.serve("--nodes", "2", "--out", "run", *options)
         nodes = start.nodes(aggregator.port, 2)
@@ -321,20 +320,23 @@ def test_a_finished_run_goes_on_with_more_budget_and_nodes_that_come_back(
     monkeypatch.setattr(simulate, "MOST_MEMORY", 0.0)
     undisturbed(method="paper", out=tmp_path / "alone")
     whole = train(
-        model="softmax", shards=made(2), resume=tmp_path / "alone", budget="time=+2s"
+        model="softmax",
+        shards=sample_shards(2),
+        resume=tmp_path / "alone",
+        budget="time=+2s",
     )
     found = Run.open(run)
     assert found.settings.budget == ("time=5s",)
     assert summary(run)["budget"] == {"time": 5.0}
-    assert but_wall(found.rounds) == but_wall(whole.rounds)
+    assert without_wall(found.rounds) == without_wall(whole.rounds)
     assert found.model().w.tobytes() == whole.w.tobytes()
 
 
 def refused(run: Path, *options: str) -> str:
-    """What is said of an attempt to go on that is refused as a mistake in the command."""
-    complaints = io.StringIO()
-    with redirect_stderr(complaints), pytest.raises(SystemExit) as ended:
+    """Try to resume; return the error message, which must be one line with exit code 2."""
+    stderr = io.StringIO()
+    with redirect_stderr(stderr), pytest.raises(SystemExit) as ended:
         main(["serve", "127.0.0.1:0", "--resume", str(run), *options])
     assert ended.value.code == 2
-    (line,) = complaints.getvalue().splitlines()
+    (line,) = stderr.getvalue().splitlines()
     return line

@@ -5,7 +5,7 @@ takes little memory.
 import sys
 from pathlib import Path
 
-from support.hidden import HEAVY, without
+from support.hidden import HEAVY, without_packages
 from support.processes import commands
 
 MEGABYTES = 90
@@ -38,7 +38,7 @@ def test_a_node_with_a_softmax_model(tmp_path: Path) -> None:
             "--budget",
             "time=1h",
         )
-        program = [sys.executable, "-c", without(_JOIN)]
+        program = [sys.executable, "-c", without_packages(_JOIN)]
         shards = [["--dataset", "digits", "--shard", f"{node}/2"] for node in (1, 2)]
         nodes = [
             start.run("join", f"127.0.0.1:{aggregator.port}", *shard, program=program)

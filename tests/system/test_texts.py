@@ -1,8 +1,7 @@
-"""Texts of different lengths on real nodes: a classifier with attention, in a file that all
-machines have.
+"""Texts of different lengths on real nodes: a classifier with attention.
 
-Token ids are read from that file too, a list for each node, and a function in it makes
-batches of them."""
+Every machine has the same file with the model, the token IDs of each node, and a collate
+function."""
 
 import math
 from pathlib import Path
@@ -40,20 +39,24 @@ class Classifier(nn.Module):
 
     def forward(self, tokens, mask):
         words = self.embed(tokens)
-        seen, _ = self.attend(words, words, words, key_padding_mask=~mask, need_weights=False)
-        return self.scores((seen * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True))
+        seen, _ = self.attend(
+            words, words, words, key_padding_mask=~mask, need_weights=False
+        )
+        total = (seen * mask[..., None]).sum(dim=1)
+        return self.scores(total / mask.sum(dim=1, keepdim=True))
 
 
 def collate(samples):
     tokens = pad_sequence([torch.tensor(text) for text, _ in samples], batch_first=True)
-    return {"tokens": tokens, "mask": tokens > 0}, torch.tensor([label for _, label in samples])
+    labels = torch.tensor([label for _, label in samples])
+    return {"tokens": tokens, "mask": tokens > 0}, labels
 
 
 model = TorchModel(Classifier, collate=collate)
 
 
 def texts(seed, counts):
-    """So many of each class, which is the word of 1, 2, 3 that a third of the text is."""
+    """Texts of each class; a third of the words of a text are the word of its class."""
     rng, found = random.Random(seed), []
     for label, count in enumerate(counts):
         for _ in range(count):
@@ -86,9 +89,7 @@ OPTIONS = [
 ]
 
 
-def test_a_classifier_with_attention_learns_over_a_network_what_it_learns_in_process(
-    tmp_path: Path,
-) -> None:
+def test_attention_over_network_equals_one_process(tmp_path: Path) -> None:
     file = tmp_path / "texts.py"
     file.write_text(TEXTS)
     with commands(tmp_path) as start:
@@ -126,7 +127,6 @@ def test_a_classifier_with_attention_learns_over_a_network_what_it_learns_in_pro
     with torch.no_grad():
         scores = own.trained(run.model().w)(**inputs)
     assert (scores.argmax(dim=1) == y).double().mean().item() == whole.accuracy
-    assert run.summary["accuracy"] > 0.9  # a third by chance
-    assert torch.nn.functional.cross_entropy(scores, y).item() < 0.5 * math.log(
-        3
-    )  # which chance has
+    # By chance, the accuracy is 1/3 and the loss log 3.
+    assert run.summary["accuracy"] > 0.9
+    assert torch.nn.functional.cross_entropy(scores, y).item() < 0.5 * math.log(3)

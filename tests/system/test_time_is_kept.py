@@ -1,6 +1,4 @@
-"""A time budget over a network holds to the second, whatever a node does; and the node
-hears of the end.
-"""
+"""A time budget over a network holds even if a node hangs; the node gets the farewell."""
 
 import signal
 from pathlib import Path
@@ -13,8 +11,8 @@ from support.processes import commands, records, summary
 @pytest.mark.parametrize(
     "method", ["frugal", pytest.param("fixed", marks=pytest.mark.slow)]
 )
-def test_a_node_that_hangs_near_the_end(tmp_path: Path, method: str) -> None:
-    """The round that it hangs in is closed without it, early enough to judge the last w."""
+def test_node_hangs_near_the_end(tmp_path: Path, method: str) -> None:
+    """The round closes without the node, early enough to evaluate the last w."""
     run, options = tmp_path / "run", ["--tau", "5"] if method == "fixed" else []
     with commands(tmp_path) as start:
         start.write(3)
@@ -40,26 +38,21 @@ def test_a_node_that_hangs_near_the_end(tmp_path: Path, method: str) -> None:
         hangs.send(signal.SIGSTOP)
         assert aggregator.end() == 0
         assert [node.end() for node in stay] == [0, 0]
-        assert hangs.end(signal.SIGCONT) == 0  # the farewell has waited for it
+        assert hangs.end(signal.SIGCONT) == 0  # it receives the farewell
         assert "n3: the run is over; took part in" in hangs.errors.splitlines()[-1]
     found, rounds = summary(run), records(run)
     assert found["stopped_by"] == "time"
     assert found["overshoot"]["time"] == 0
-    assert (
-        found["spent"]["time"] > 4
-    )  # it was waited for, as long as there was time for that
-    assert (rounds[-1].tau, rounds[-1].nodes) == (
-        0,
-        2,
-    )  # the final loss, of those that are there
+    assert found["spent"]["time"] > 4  # the aggregator waited for the node
+    assert (rounds[-1].tau, rounds[-1].nodes) == (0, 2)  # final loss of the others
     assert rounds[-2].missed == (2,)
 
 
 @pytest.mark.parametrize(
-    "when", [2, 20], ids=["at work in a thread", "at work where it listens"]
+    "when", [2, 20], ids=["computing in a thread", "computing in the event loop"]
 )
-def test_a_node_suspended_at_work_hears_the_farewell(tmp_path: Path, when: int) -> None:
-    """It listens before it sends its report, by which it would learn only that the
+def test_suspended_node_receives_farewell(tmp_path: Path, when: int) -> None:
+    """The node reads before it sends its report. Sending would only show that the
     aggregator is gone.
     """
     with commands(tmp_path) as start:
