@@ -1,4 +1,4 @@
-"""The cells of a sweep: each is one run, which is kept on disk once it is done.
+"""The cells of a sweep: one run each, kept on disk once done.
 
     cells/KEY.json      the figures of one run, a list per column
 

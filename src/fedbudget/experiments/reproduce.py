@@ -6,7 +6,7 @@
     OUT/report.md, report.html  all figures in OUT, and all claims
 
 Finished runs are not made again. Without the real MNIST, figures of the SVM use `digits`,
-and their titles say so. Other figures without data are left out, with the reason. A figure
+as their titles state. Other figures without data are left out, with the reason. A figure
 of many tasks uses those with data on this machine.
 
 report.md links to the pictures; report.html contains them.

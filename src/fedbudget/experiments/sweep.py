@@ -224,7 +224,10 @@ def means(table: pyarrow.Table) -> list[dict[str, Any]]:
     if "case" in varied and table["case"].null_count == 0:
         varied.remove("partition")  # redundant
     aggregates = [("loss", "count"), ("loss", "mean"), ("accuracy", "mean")]
-    groups = table.group_by(varied, use_threads=False).aggregate(aggregates)
+    # Groups have no order of their own: sort them by their first row.
+    numbered = table.append_column("row", pyarrow.array(range(table.num_rows)))
+    groups = numbered.group_by(varied).aggregate([*aggregates, ("row", "min")])
+    groups = groups.sort_by("row_min")
     columns = [groups[name] for name in varied]
     columns += [groups["_".join(each)] for each in aggregates]
     headings = [*varied, "runs", "loss", "accuracy"]
@@ -235,7 +238,8 @@ def means(table: pyarrow.Table) -> list[dict[str, Any]]:
 def _figures(cells: Sequence[Settings], each: RowKind) -> dict[str, pyarrow.DataType]:
     """Return the columns of figures, with one for each resource in any budget."""
     resources = dict.fromkeys(name for cell in cells for name in cell.limits().limits)
-    hints = _types(Result if each == "run" else RoundRecord)
+    hints = get_type_hints(Result if each == "run" else RoundRecord)
+    hints["update_weighted_tau"] = float  # a property of Result
     figures: dict[str, pyarrow.DataType] = {}
     for name in COLUMNS[each]:
         if hints[name] in _BY_RESOURCE:
@@ -243,15 +247,6 @@ def _figures(cells: Sequence[Settings], each: RowKind) -> dict[str, pyarrow.Data
         else:
             figures[name] = _TYPES[hints[name]]
     return figures
-
-
-def _types(source: type[Result | RoundRecord]) -> dict[str, Any]:
-    """Return the types of fields and properties."""
-    types = get_type_hints(source)
-    for name, value in vars(source).items():
-        if isinstance(value, property):
-            types[name] = get_type_hints(value.fget)["return"]
-    return types
 
 
 def _settings(
