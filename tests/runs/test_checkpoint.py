@@ -1,5 +1,5 @@
-"""Checkpoints: a run goes on from any of them to the same bits, and nothing that is not one
-is taken for one.
+"""Checkpoints: a run resumes from any of them to the same bits, and damaged or hostile
+files are refused.
 """
 
 import json
@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file, save, save_file
+from hypothesis.extra.numpy import array_shapes, arrays
+from safetensors import safe_open
+from safetensors.numpy import load, load_file, save, save_file
 
+from fedbudget import durable_files
 from fedbudget.budget.budget import Budget, Ledger
 from fedbudget.budget.control import Decision, Estimates, Reason
 from fedbudget.budget.step_size import AutoStepState
@@ -21,7 +24,7 @@ from fedbudget.errors import UserError
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.messages import Drift, Request
 from fedbudget.protocol.state import AggregatorState, Phase, updated
-from fedbudget.runs.checkpoint import Checkpoint, _checksum
+from fedbudget.runs.checkpoint import Checkpoint, _checksum, safetensors_parts
 from fedbudget.runs.folder import CHECKPOINT
 from fedbudget.runs.record import RoundRecord
 from support.methods import (
@@ -43,44 +46,43 @@ from support.small_disk import fill, small_disk
     ("name", "method"),
     [*((name, "frugal") for name in MODELS), *(("svm", how) for how in METHODS)],
 )
-def test_a_run_goes_on_from_any_checkpoint_to_the_same_bits(
+def test_resume_gives_same_bits(
     tmp_path: Path, name: str, method: str, batch: int | None
 ) -> None:
-    aggregator, fleets, time = (
-        new_aggregator(name, method),
-        nodes(name, batch),
-        simulated_time(),
-    )
+    aggregator = new_aggregator(name, method)
+    fleets = nodes(name, batch)
+    time = simulated_time()
     aggregator.start()
-    happened: list[RoundResult] = []
+    results: list[RoundResult] = []
     forks = []
     while aggregator.pending is not None:
-        folder = tmp_path / str(len(happened))
+        folder = tmp_path / str(len(results))
         folder.mkdir()
-        Checkpoint(aggregator.state, lines(happened), {"time": time.state()}).save(folder)
+        Checkpoint(aggregator.state, lines(results), {"time": time.state()}).save(folder)
         forks.append([fleet.fork() for fleet in fleets])
-        happened.append(one_round(aggregator, fleets, time))
-    assert len(happened) > 5
-    for number, own in enumerate(forks):
+        results.append(one_round(aggregator, fleets, time))
+    assert len(results) > 5
+    for number, fork in enumerate(forks):
         checkpoint = Checkpoint.load(tmp_path / str(number), METHODS[method])
-        again, time = resume(checkpoint.state, method), simulated_time()
+        again = resume(checkpoint.state, method)
+        time = simulated_time()
         time.restore(checkpoint.engine["time"])
-        for expected in happened[number:]:
-            assert bits(one_round(again, own, time)) == bits(expected)
+        for expected in results[number:]:
+            assert bits(one_round(again, fork, time)) == bits(expected)
         assert again.pending is None
-        assert checkpoint.records == lines(happened[:number])
+        assert checkpoint.records == lines(results[:number])
 
 
-def lines(happened: list[RoundResult]) -> tuple[str, ...]:
-    """The last two records, as rounds.jsonl has them."""
-    records = [each.record for each in happened[-2:] if each.record is not None]
+def lines(results: list[RoundResult]) -> tuple[str, ...]:
+    """The last two records as lines of rounds.jsonl."""
+    records = [each.record for each in results[-2:] if each.record is not None]
     return tuple(
         RoundRecord.of(record, accuracy=None, wall=0.5).to_json() for record in records
     )
 
 
 def example(**other: Any) -> AggregatorState[Any, Any]:
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "phase": Phase.ROUND,
         "request": FRUGAL.request,
         "round": 3,
@@ -102,7 +104,7 @@ def example(**other: Any) -> AggregatorState[Any, Any]:
         "ledger": LEDGER,
         "stopped_by": None,
     }
-    return AggregatorState(**{**known, **other})
+    return AggregatorState(**{**fields, **other})
 
 
 FRUGAL = METHODS["frugal"]
@@ -134,12 +136,12 @@ EXAMPLE = Checkpoint(
 )
 
 
-def bytes_of(checkpoint: Checkpoint) -> bytes:
-    """Of its file."""
+def file_bytes(checkpoint: Checkpoint) -> bytes:
+    """Content of the file of a checkpoint."""
     return b"".join(checkpoint.parts())
 
 
-class TestWhatIsWrittenIsRead:
+class TestRoundTrip:
     @pytest.mark.parametrize(
         "other",
         [
@@ -155,10 +157,10 @@ class TestWhatIsWrittenIsRead:
             },
             {"estimates": None, "stopped_by": "time", "step_size": AutoStepState(0.1)},
             {"phase": Phase.FINAL, "tau": 0},
-            {"decision": Decision(7, "a controller's own reason")},
+            {"decision": Decision(7, "a custom reason")},
         ],
     )
-    def test_to_the_last_bit(self, tmp_path: Path, other: dict[str, Any]) -> None:
+    def test_states_to_the_bit(self, tmp_path: Path, other: dict[str, Any]) -> None:
         checkpoint = replace(EXAMPLE, state=example(**other))
         checkpoint.save(tmp_path)
         read = Checkpoint.load(tmp_path, FRUGAL)
@@ -171,7 +173,7 @@ class TestWhatIsWrittenIsRead:
         level=st.none() | st.floats(),
         spent=st.floats(0, allow_infinity=False),
     )
-    def test_any_number(
+    def test_random_numbers(
         self,
         tmp_path_factory: pytest.TempPathFactory,
         loss: float,
@@ -194,36 +196,34 @@ class TestWhatIsWrittenIsRead:
             assert (one is None) == (other is None)
             assert str(one) == str(other)  # NaN has many bit patterns, and JSON one
 
-    def test_the_newest_takes_the_place_of_the_one_before(self, tmp_path: Path) -> None:
+    def test_new_checkpoint_replaces_old(self, tmp_path: Path) -> None:
         EXAMPLE.save(tmp_path)
         replace(EXAMPLE, state=example(t=13)).save(tmp_path)
         assert Checkpoint.load(tmp_path, FRUGAL).state.t == 13
         assert [each.name for each in tmp_path.iterdir()] == [CHECKPOINT]
 
-    def test_anything_that_reads_safetensors_reads_the_vectors(
-        self, tmp_path: Path
-    ) -> None:
+    def test_safetensors_package_reads_vectors(self, tmp_path: Path) -> None:
         EXAMPLE.save(tmp_path)
         assert (
             load_file(tmp_path / CHECKPOINT)["best"].tolist() == EXAMPLE.state.best.tolist()
         )
 
 
-def test_a_w_that_is_not_finite_is_not_the_end(tmp_path: Path) -> None:
-    """The run goes on from w^f, with nothing learned of drift."""
-    state = EXAMPLE.state
-    replace(EXAMPLE, state=updated(state, w=np.array([1, np.inf, 2], np.float32))).save(
+def test_non_finite_w_resumes_from_best(tmp_path: Path) -> None:
+    """The run resumes from w^f, without an estimate of drift."""
+    saved = EXAMPLE.state
+    replace(EXAMPLE, state=updated(saved, w=np.array([1, np.inf, 2], np.float32))).save(
         tmp_path
     )
-    found = Checkpoint.load(tmp_path, FRUGAL).state
-    assert found.w.tobytes() == state.best.tobytes()
-    assert found.drift is not None
-    assert not found.drift.mean.any()
-    assert not found.broadcast.drift.correct  # type: ignore[union-attr]
-    assert found.ledger.spent.tolist() == state.ledger.spent.tolist()
+    state = Checkpoint.load(tmp_path, FRUGAL).state
+    assert state.w.tobytes() == saved.best.tobytes()
+    assert state.drift is not None
+    assert not state.drift.mean.any()
+    assert not state.broadcast.drift.correct  # type: ignore[union-attr]
+    assert state.ledger.spent.tolist() == saved.ledger.spent.tolist()
 
 
-def test_on_a_full_disk_the_old_one_stays(tmp_path: Path) -> None:
+def test_full_disk_keeps_the_old(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2**18) as disk:
         EXAMPLE.save(disk)
         fill(disk, but=4096)
@@ -233,12 +233,12 @@ def test_on_a_full_disk_the_old_one_stays(tmp_path: Path) -> None:
                 EXAMPLE,
                 state=example(w=larger, best=larger, drift=replace(DRIFT, mean=larger)),
             ).save(disk)
-        assert bytes_of(Checkpoint.load(disk, FRUGAL)) == bytes_of(EXAMPLE)
+        assert file_bytes(Checkpoint.load(disk, FRUGAL)) == file_bytes(EXAMPLE)
         assert {each.name for each in disk.iterdir()} == {CHECKPOINT, "filler"}
 
 
-class TestDamage:
-    """Whatever is done to the file: it is refused in a line, or it is the same."""
+class TestDamagedFile:
+    """A damaged file is refused, unless it still describes the same state."""
 
     def check(self, folder: Path, content: bytes) -> bool:
         (folder / CHECKPOINT).write_bytes(content)
@@ -246,59 +246,57 @@ class TestDamage:
             read = Checkpoint.load(folder, FRUGAL)
         except UserError:
             return False
-        assert bytes_of(read) == bytes_of(EXAMPLE)
+        assert file_bytes(read) == file_bytes(EXAMPLE)
         return True
 
     @pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
     def test_truncation(self, tmp_path: Path, every: int) -> None:
-        whole = bytes_of(EXAMPLE)
+        whole = file_bytes(EXAMPLE)
         assert self.check(tmp_path, whole)
         assert not any(
             self.check(tmp_path, whole[:length]) for length in range(0, len(whole), every)
         )
 
-    def test_more_than_there_was(self, tmp_path: Path) -> None:
-        self.check(tmp_path, bytes_of(EXAMPLE) + b"x")
+    def test_appended_byte(self, tmp_path: Path) -> None:
+        self.check(tmp_path, file_bytes(EXAMPLE) + b"x")
 
     @pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
-    def test_a_bit(self, tmp_path: Path, every: int) -> None:
-        whole = bytes_of(EXAMPLE)
+    def test_flipped_bits(self, tmp_path: Path, every: int) -> None:
+        whole = file_bytes(EXAMPLE)
         same = 0
         for place in range(0, 8 * len(whole), every):
-            spoilt = bytearray(whole)
-            spoilt[place // 8] ^= 1 << place % 8
-            same += self.check(tmp_path, bytes(spoilt))
-        assert same < 100  # spaces at the end of the header, say
+            damaged = bytearray(whole)
+            damaged[place // 8] ^= 1 << place % 8
+            same += self.check(tmp_path, bytes(damaged))
+        assert same < 100  # such as spaces at the end of the header
 
     @settings(deadline=None, max_examples=200)
     @given(data=st.data())
-    def test_any_bytes_in_any_place(
+    def test_replaced_bytes(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
     ) -> None:
-        whole = bytes_of(EXAMPLE)
+        whole = file_bytes(EXAMPLE)
         begin = data.draw(st.integers(0, len(whole)))
         end = data.draw(st.integers(begin, len(whole)))
         folder = tmp_path_factory.mktemp("run")
         self.check(folder, whole[:begin] + data.draw(st.binary(max_size=40)) + whole[end:])
 
-    def test_none_at_all(self, tmp_path: Path) -> None:
+    def test_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(
             UserError,
             match=r"has no checkpoint\.safetensors: the run cannot be resumed",
         ):
             Checkpoint.load(tmp_path, FRUGAL)
 
-    def test_another_programs_file(self, tmp_path: Path) -> None:
+    def test_file_of_another_program(self, tmp_path: Path) -> None:
         for metadata in (None, {"format": "pt"}):
             save_file({"w": np.zeros(3, np.float32)}, tmp_path / CHECKPOINT, metadata)
             with pytest.raises(UserError, match="it is not a checkpoint of fedbudget"):
                 Checkpoint.load(tmp_path, FRUGAL)
 
 
-class TestNothingIsTrusted:
-    """Files with a right checksum, made by someone who knows how, with something in them
-    that cannot be.
-    """
+class TestHostileFile:
+    """Files with a correct checksum and impossible contents."""
 
     def load(self, folder: Path, tensors: dict[str, Any], text: str) -> None:
         (folder / CHECKPOINT).write_bytes(
@@ -379,7 +377,7 @@ class TestNothingIsTrusted:
             ("extra", 3),
         ],
     )
-    def test_numbers(self, tmp_path: Path, name: str, value: object) -> None:
+    def test_state_values(self, tmp_path: Path, name: str, value: object) -> None:
         tensors, plain = self.parts(tmp_path)
         self.load(
             tmp_path,
@@ -390,7 +388,7 @@ class TestNothingIsTrusted:
     @pytest.mark.parametrize(
         ("name", "value"), [("share", -0.5), ("share", math.nan), ("correct", 1)]
     )
-    def test_drift(self, tmp_path: Path, name: str, value: object) -> None:
+    def test_drift_values(self, tmp_path: Path, name: str, value: object) -> None:
         tensors, plain = self.parts(tmp_path)
         plain["state"]["drift"]["coming"][name] = value
         self.load(tmp_path, tensors, json.dumps(plain))
@@ -408,10 +406,52 @@ class TestNothingIsTrusted:
             {"engine": 1},
         ],
     )
-    def test_the_rest(self, tmp_path: Path, other: dict[str, object]) -> None:
+    def test_other_fields(self, tmp_path: Path, other: dict[str, object]) -> None:
         tensors, plain = self.parts(tmp_path)
         self.load(tmp_path, tensors, json.dumps({**plain, **other}))
 
     @pytest.mark.parametrize("text", ["", "{}", "[]", "null", "no", "[" * 100_000])
-    def test_text_that_is_something_else(self, tmp_path: Path, text: str) -> None:
+    def test_metadata_that_is_no_state(self, tmp_path: Path, text: str) -> None:
         self.load(tmp_path, self.parts(tmp_path)[0], text)
+
+
+ARRAYS = st.one_of(
+    *(
+        arrays(kind, array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=4))
+        for kind in ("<f4", "<f8", "<i8", "?")
+    )
+)
+
+
+@given(
+    st.dictionaries(st.text("abc.", min_size=1, max_size=4), ARRAYS, max_size=5),
+    st.text(max_size=20),
+)
+def test_safetensors_parts_are_readable(tensors: dict[str, np.ndarray], text: str) -> None:
+    content = b"".join(safetensors_parts(tensors, {"text": text}))
+    read = load(content)
+    assert read.keys() == tensors.keys()
+    for name, values in tensors.items():
+        assert read[name].dtype == values.dtype
+        assert read[name].shape == values.shape
+        assert read[name].tobytes() == values.tobytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert header["__metadata__"] == {"text": text}
+    assert all(
+        header[name]["data_offsets"][0] % max(1, values.dtype.itemsize) == 0
+        for name, values in tensors.items()
+    )
+
+
+def test_safetensors_parts_copy_nothing(tmp_path: Path) -> None:
+    w = np.arange(5, dtype=np.float32)
+    *_, part = parts = safetensors_parts({"w": w}, {})
+    assert np.shares_memory(np.frombuffer(part, np.uint8), w)
+    durable_files.replace(tmp_path / "file", parts)
+    with safe_open(tmp_path / "file", framework="numpy") as file:
+        assert file.get_tensor("w").tolist() == w.tolist()
+
+
+def test_safetensors_parts_refuse_unknown_types() -> None:
+    with pytest.raises(KeyError):
+        safetensors_parts({"w": np.zeros(2, np.complex64)}, {})

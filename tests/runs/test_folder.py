@@ -1,8 +1,11 @@
-"""A run's folder: what is written can be read, what is there already stays, and nothing is
-ever half written.
-"""
+"""The folder of a run: reading, atomic writing, resuming, and ownership by one process."""
 
 import json
+import os
+import signal
+import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from fedbudget import durable_files
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.errors import UserError
 from fedbudget.models.description import NamedTensors
-from fedbudget.runs.folder import Run, RunWriter
+from fedbudget.runs.folder import OWNER, Ownership, Run, RunWriter, require_free
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.saved_model import SavedModel
 from fedbudget.settings.settings import Settings
@@ -21,8 +24,8 @@ from support.small_disk import fill, small_disk
 
 
 @pytest.fixture(autouse=True)
-def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not pass is told after a moment."""
+def _short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up failed writes after 0.1 s."""
     monkeypatch.setattr(durable_files, "PATIENCE", 0.1)
 
 
@@ -62,7 +65,8 @@ class TestRun:
         writer = RunWriter(tmp_path / "a" / "run", CONFIG)
         for number in (1, 2, 3):
             writer.append(record(number))
-        w, samples = np.array([1.5, -2.0], np.float32), Dataset("a", Part(np.empty((0, 2))))
+        w = np.array([1.5, -2.0], np.float32)
+        samples = Dataset("a", Part(np.empty((0, 2))))
         saved = SavedModel(w, "svm", samples, NamedTensors({"weight": (2,)}))
         writer.finish({"loss": 0.25, "status": "finished"}, saved.to_bytes())
         run = Run.open(tmp_path / "a" / "run")
@@ -77,7 +81,7 @@ class TestRun:
             "model.safetensors",
         }
 
-    def test_every_round_is_on_disk_as_soon_as_it_is_over(self, tmp_path: Path) -> None:
+    def test_rounds_are_written_at_once(self, tmp_path: Path) -> None:
         writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
         for number in (1, 2):
             writer.append(record(number))
@@ -86,9 +90,7 @@ class TestRun:
             assert run.summary is None
         writer.finish({}, b"")
 
-    def test_half_a_line_at_the_end_is_one_that_is_being_written(
-        self, tmp_path: Path
-    ) -> None:
+    def test_incomplete_last_line_is_skipped(self, tmp_path: Path) -> None:
         writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
         writer.append(record(1))
         writer.close()
@@ -100,9 +102,7 @@ class TestRun:
             assert Run.open(tmp_path / "run").rounds == [record(1)]
 
     @pytest.mark.parametrize("missing", ["config.toml", "rounds.jsonl"])
-    def test_a_folder_without_its_files_is_no_run(
-        self, tmp_path: Path, missing: str
-    ) -> None:
+    def test_incomplete_folder_is_refused(self, tmp_path: Path, missing: str) -> None:
         RunWriter(tmp_path / "run", CONFIG).finish({}, b"")
         (tmp_path / "run" / missing).unlink()
         with pytest.raises(UserError, match="is not the folder of a run"):
@@ -117,7 +117,7 @@ class TestRun:
             ("summary.json", "{"),
         ],
     )
-    def test_records_that_are_spoilt_are_refused_in_a_line(
+    def test_damaged_records_are_refused(
         self, tmp_path: Path, name: str, content: str
     ) -> None:
         RunWriter(tmp_path / "run", CONFIG).finish({}, b"")
@@ -127,30 +127,24 @@ class TestRun:
 
 
 class TestRunWriter:
-    def test_a_folder_with_anything_in_it_is_refused_and_stays_as_it_was(
-        self, tmp_path: Path
-    ) -> None:
+    def test_non_empty_folder_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "mine.txt").write_text("important")
-        with pytest.raises(
-            UserError, match="is not empty; a run needs an empty folder"
-        ):
+        with pytest.raises(UserError, match="is not empty; a run needs an empty folder"):
             RunWriter(tmp_path, SETTINGS.to_toml())
         assert files(tmp_path) == {"mine.txt": b"important"}
 
-    def test_an_empty_folder_is_used(self, tmp_path: Path) -> None:
+    def test_empty_folder_is_accepted(self, tmp_path: Path) -> None:
         RunWriter(tmp_path, CONFIG).finish({}, b"")
         assert Run.open(tmp_path).settings == SETTINGS
 
     @pytest.mark.parametrize("out", ["file", "file/run"])
-    def test_a_place_that_cannot_be_written_to_is_refused(
-        self, tmp_path: Path, out: str
-    ) -> None:
+    def test_unwritable_folder_is_refused(self, tmp_path: Path, out: str) -> None:
         (tmp_path / "file").write_text("a file")
         with pytest.raises(UserError, match="cannot be written to"):
             RunWriter(tmp_path / out, SETTINGS.to_toml())
         assert files(tmp_path) == {"file": b"a file"}
 
-    def test_a_file_is_replaced_whole_or_not_at_all(self, tmp_path: Path) -> None:
+    def test_files_are_replaced_atomically(self, tmp_path: Path) -> None:
         with small_disk(tmp_path / "disk", 2**18) as disk:
             writer = RunWriter(disk / "run", SETTINGS.to_toml())
             writer.finish({"loss": 1.0}, b"the first model")
@@ -159,16 +153,14 @@ class TestRunWriter:
                 writer.replace("model.safetensors", b"the second model")
             assert files(writer.path)["model.safetensors"] == b"the first model"
 
-    @pytest.mark.parametrize("room", [0, 300])
-    def test_a_record_that_the_disk_has_no_room_for_leaves_no_half_of_it(
-        self, tmp_path: Path, room: int
-    ) -> None:
+    @pytest.mark.parametrize("free", [0, 300])
+    def test_full_disk_leaves_whole_records(self, tmp_path: Path, free: int) -> None:
         with small_disk(tmp_path / "disk", 2**18) as disk:
             writer = RunWriter(disk / "run", SETTINGS.to_toml())
-            size, number = len(record(1).to_json()) + 1, 0
-            while (
-                (number + 1) * size < 4096 - room
-            ):  # up to the end of a block, or so that half a record fits
+            size = len(record(1).to_json()) + 1
+            number = 0
+            # Fill the block, or leave space for a part of a record.
+            while (number + 1) * size < 4096 - free:
                 number += 1
                 writer.append(record(number))
             fill(disk)
@@ -186,12 +178,10 @@ class TestRunWriter:
             ]
 
 
-class TestGoingOn:
-    """A run that was broken off goes on from its checkpoint, of which only the record
-    matters here.
-    """
+class TestResume:
+    """A resumed run continues after the last record of its checkpoint."""
 
-    def broken_off(self, path: Path, *numbers: int, rest: str = "") -> Path:
+    def interrupted(self, path: Path, *numbers: int, rest: str = "") -> Path:
         writer = RunWriter(path, SETTINGS.to_toml())
         for number in numbers:
             writer.append(record(number))
@@ -205,28 +195,23 @@ class TestGoingOn:
         assert all(line.endswith("\n") for line in lines)
         return [each.round for each in Run.open(path).rounds]
 
-    HALF = record(4).to_json()[:50]
+    INCOMPLETE = record(4).to_json()[:50]
 
     @pytest.mark.parametrize(
         ("written", "rest", "checkpoint", "kept"),
         [
             ((1, 2, 3), "", 3, [1, 2, 3]),
             ((1, 2), "", 3, [1, 2, 3]),  # the checkpoint is written first
-            ((1, 2), HALF, 3, [1, 2, 3]),
-            ((1, 2, 3), HALF, 3, [1, 2, 3]),
-            (
-                (1, 2, 3),
-                record(4).to_json(),
-                3,
-                [1, 2, 3],
-            ),  # whole but for the end of the line
+            ((1, 2), INCOMPLETE, 3, [1, 2, 3]),
+            ((1, 2, 3), INCOMPLETE, 3, [1, 2, 3]),
+            ((1, 2, 3), record(4).to_json(), 3, [1, 2, 3]),  # without the end of the line
             ((1, 2, 3, 4, 5), "", 3, [1, 2, 3]),
-            ((1, 2, 3, 4, 5), HALF, 1, [1]),
+            ((1, 2, 3, 4, 5), INCOMPLETE, 1, [1]),
             ((1, 2), "", None, []),
-            ((), HALF, None, []),
+            ((), INCOMPLETE, None, []),
         ],
     )
-    def test_records_are_those_until_the_checkpoint(
+    def test_records_end_at_the_checkpoint(
         self,
         tmp_path: Path,
         written: tuple[int, ...],
@@ -234,7 +219,7 @@ class TestGoingOn:
         checkpoint: int | None,
         kept: list[int],
     ) -> None:
-        path = self.broken_off(tmp_path / "run", *written, rest=rest)
+        path = self.interrupted(tmp_path / "run", *written, rest=rest)
         writer = RunWriter.resume(
             path, CONFIG, [] if checkpoint is None else [record(checkpoint).to_json()]
         )
@@ -244,30 +229,28 @@ class TestGoingOn:
         assert self.rounds(path) == [*kept, following]
         writer.finish({"status": "finished"}, b"")
 
-    def test_several_records_of_the_checkpoint_are_there_once(self, tmp_path: Path) -> None:
-        path = self.broken_off(tmp_path / "run", 1, 2, 3)
+    def test_checkpoint_records_are_not_duplicated(self, tmp_path: Path) -> None:
+        path = self.interrupted(tmp_path / "run", 1, 2, 3)
         RunWriter.resume(
             path, CONFIG, [record(number).to_json() for number in (3, 4, 5)]
         ).close()
         assert self.rounds(path) == [1, 2, 3, 4, 5]
 
-    def test_the_settings_and_all_other_files_stay(self, tmp_path: Path) -> None:
-        path = self.broken_off(tmp_path / "run", 1)
+    def test_other_files_are_kept(self, tmp_path: Path) -> None:
+        path = self.interrupted(tmp_path / "run", 1)
         (path / "checkpoint.safetensors").write_bytes(b"some")
         RunWriter.resume(path, CONFIG, [record(1).to_json()]).finish({}, b"model")
         assert Run.open(path).settings == SETTINGS
         assert files(path)["checkpoint.safetensors"] == b"some"
 
-    def test_the_summary_of_an_interruption_goes_away(self, tmp_path: Path) -> None:
-        path = self.broken_off(tmp_path / "run", 1)
+    def test_summary_of_interruption_is_removed(self, tmp_path: Path) -> None:
+        path = self.interrupted(tmp_path / "run", 1)
         (path / "summary.json").write_text('{"status": "interrupted"}')
         RunWriter.resume(path, CONFIG, [record(1).to_json()]).close()
         assert Run.open(path).summary is None
 
-    def test_what_a_finished_run_has_given_stays_until_there_is_more(
-        self, tmp_path: Path
-    ) -> None:
-        path = self.broken_off(tmp_path / "run", 1, 2)
+    def test_finished_model_stays_until_replaced(self, tmp_path: Path) -> None:
+        path = self.interrupted(tmp_path / "run", 1, 2)
         (path / "summary.json").write_text('{"status": "finished", "loss": 0.5}')
         (path / "model.safetensors").write_bytes(b"model")
         more = replace(SETTINGS, budget=("time=1h",))
@@ -279,17 +262,88 @@ class TestGoingOn:
         writer.finish({"status": "finished", "loss": 0.25}, b"better")
         assert Run.open(path).summary == {"status": "finished", "loss": 0.25}
 
-    def test_a_gap_in_the_records_is_refused(self, tmp_path: Path) -> None:
-        path = self.broken_off(tmp_path / "run", 1, 2)
+    def test_missing_records_are_refused(self, tmp_path: Path) -> None:
+        path = self.interrupted(tmp_path / "run", 1, 2)
         with pytest.raises(UserError, match="records of rounds 3 to 4 are missing"):
             RunWriter.resume(path, CONFIG, [record(5).to_json()])
 
     @pytest.mark.parametrize("line", ["", "{}", "[1]", "{half"])
-    def test_a_record_that_is_none_is_refused(self, tmp_path: Path, line: str) -> None:
-        path = self.broken_off(tmp_path / "run", 1)
+    def test_damaged_checkpoint_record_is_refused(self, tmp_path: Path, line: str) -> None:
+        path = self.interrupted(tmp_path / "run", 1)
         with pytest.raises(UserError, match="the checkpoint's last record cannot be read"):
             RunWriter.resume(path, CONFIG, [line])
 
-    def test_no_run_no_going_on(self, tmp_path: Path) -> None:
+    def test_resume_needs_a_run(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is not the folder of a run"):
             RunWriter.resume(tmp_path, CONFIG, [])
+
+
+OWNER_PROGRAM = """
+import sys, time
+from pathlib import Path
+from fedbudget.runs.folder import Ownership
+owner = Ownership(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(100)
+"""
+
+
+def test_killed_owner_releases_the_folder(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER_PROGRAM, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "held\n"
+            for refused in (Ownership, require_free):
+                with pytest.raises(
+                    UserError, match=f"is being written to by process {other.pid} on "
+                ):
+                    refused(tmp_path)
+        finally:
+            other.send_signal(signal.SIGKILL)
+    require_free(tmp_path)
+    Ownership(tmp_path).release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_remote_owner_counts_as_alive(tmp_path: Path) -> None:
+    (tmp_path / OWNER).write_text(json.dumps({"pid": 7, "host": "elsewhere\x1b[2J"}))
+    with pytest.raises(
+        UserError, match=r"belongs to process 7 on elsewhere.*; if it has ended, remove"
+    ):
+        Ownership(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", '{"pid": "x", "host": 3}', "\x00" * 3000]
+)
+def test_unreadable_owner_is_ignored(tmp_path: Path, content: str) -> None:
+    (tmp_path / OWNER).write_text(content)
+    Ownership(tmp_path).release()
+
+
+def test_owner_link_is_not_followed(tmp_path: Path) -> None:
+    target, folder = tmp_path / "target", tmp_path / "run"
+    target.write_text("mine")
+    folder.mkdir()
+    (folder / OWNER).symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        Ownership(folder)
+    assert target.read_text() == "mine"
+
+
+def test_new_folder_is_private(tmp_path: Path) -> None:
+    RunWriter(tmp_path / "runs" / "new", "").close()
+    assert stat.S_IMODE((tmp_path / "runs" / "new").stat().st_mode) == 0o700
+    (tmp_path / "shared").mkdir(mode=0o755)
+    RunWriter(tmp_path / "shared", "").close()
+    assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o755 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,6 +1,4 @@
-"""The picture of a run: a PNG for every kind of run, and another one when something else
-happened.
-"""
+"""The plot of a run."""
 
 import io
 import struct
@@ -30,45 +28,43 @@ BUDGETS = {
 
 
 def chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The chunks of a PNG; each must have the checksum that it says."""
+    """Yield the chunks of a PNG, and check the checksum of each."""
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
-    at = 8
-    while at < len(png):
-        (length,) = struct.unpack(">I", png[at : at + 4])
-        body = png[at + 4 : at + 8 + length]
-        assert struct.unpack(">I", png[at + 8 + length : at + 12 + length]) == (
+    position = 8
+    while position < len(png):
+        (length,) = struct.unpack(">I", png[position : position + 4])
+        body = png[position + 4 : position + 8 + length]
+        assert struct.unpack(">I", png[position + 8 + length : position + 12 + length]) == (
             zlib.crc32(body),
         )
         yield body[:4], body[4:]
-        at += 12 + length
+        position += 12 + length
 
 
-def picture(result: fedbudget.Result) -> bytes:
+def plot_of(result: fedbudget.Result) -> bytes:
     return plot_run(result.rounds, result.budget, title="a run")
 
 
 @pytest.mark.parametrize("resources", BUDGETS)
 @pytest.mark.parametrize("tau", ["adaptive", 7])
 @pytest.mark.parametrize("rounds", [1, None])
-def test_every_kind_of_run_has_a_whole_picture(
-    resources: str, tau: Tau, rounds: int | None
-) -> None:
+def test_plot_is_a_complete_png(resources: str, tau: Tau, rounds: int | None) -> None:
     result = fedbudget.train(
         dataset=DIGITS, budget=BUDGETS[resources], tau=tau, rounds=rounds
     )
-    drawn = picture(result)
-    found = list(chunks(drawn))
-    assert found[0][0] == b"IHDR"
-    assert found[-1] == (b"IEND", b"")
-    width, height = struct.unpack(">II", found[0][1][:8])
-    pixels = matplotlib.image.imread(io.BytesIO(drawn))
+    plot = plot_of(result)
+    png_chunks = list(chunks(plot))
+    assert png_chunks[0][0] == b"IHDR"
+    assert png_chunks[-1] == (b"IEND", b"")
+    width, height = struct.unpack(">II", png_chunks[0][1][:8])
+    pixels = matplotlib.image.imread(io.BytesIO(plot))
     assert pixels.shape[:2] == (height, width)
     assert min(width, height) > 500
-    for part in np.array_split(pixels, 3):  # three rows of plots, none of them blank
+    for part in np.array_split(pixels, 3):  # three rows, none of them blank
         assert part.std() > 0.01
 
 
-def test_a_model_without_accuracy_and_losses_that_are_no_numbers_are_drawn_too() -> None:
+def test_missing_accuracy_and_nan_losses() -> None:
     def distance(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         return 0.5 * float(np.square(x - w).sum(axis=1).mean()), w - x.mean(axis=0)
 
@@ -86,22 +82,22 @@ def test_a_model_without_accuracy_and_losses_that_are_no_numbers_are_drawn_too()
         )
 
 
-def test_real_targets_have_their_error_drawn() -> None:
+def test_error_of_real_targets() -> None:
     rounds = [record(number, accuracy=None) for number in range(1, 9)]
     evaluated = [replace(each, metrics={"rmse": 9.0 / each.round}) for each in rounds]
     budget = {"time": 20.0, "bytes": 1e6}
-    without, drawn = (plot_run(each, budget, title="error") for each in (rounds, evaluated))
-    assert without != drawn
+    without, plot = (plot_run(each, budget, title="error") for each in (rounds, evaluated))
+    assert without != plot
 
 
-def test_the_picture_follows_the_records() -> None:
+def test_plot_depends_on_the_records() -> None:
     result = fedbudget.train(dataset=DIGITS, budget="time=3s")
     changed = replace(
         result,
         rounds=[*result.rounds[:-2], replace(result.rounds[-2], tau=1), result.rounds[-1]],
     )
     one, same, other = (
-        matplotlib.image.imread(io.BytesIO(picture(each)))
+        matplotlib.image.imread(io.BytesIO(plot_of(each)))
         for each in (result, result, changed)
     )
     assert np.array_equal(one, same)
@@ -112,15 +108,15 @@ def legend(
     draw: Callable[[Axes, Sequence[RoundRecord], Sequence[float]], None],
     rounds: Sequence[RoundRecord],
 ) -> list[str]:
-    """What the legend of a panel names."""
+    """Labels in the legend of a panel."""
     axis = Figure().subplots()
     draw(axis, rounds, [float(record.round) for record in rounds])
-    found = axis.get_legend()
-    assert found is not None
-    return [text.get_text() for text in found.get_texts()]
+    shown = axis.get_legend()
+    assert shown is not None
+    return [text.get_text() for text in shown.get_texts()]
 
 
-def test_unknown_reasons_are_drawn_after_known_ones() -> None:
+def test_legend_lists_unknown_reasons_last() -> None:
     reasons = ["warm-up", "budget", "costs $1, or $2", "start", "_own", "warm-up"]
     rounds = [
         record(number, reason=reason, tau=number)
@@ -134,8 +130,8 @@ def test_unknown_reasons_are_drawn_after_known_ones() -> None:
     )
 
 
-def test_the_loss_of_the_best_parameters_is_not_called_the_best_loss() -> None:
-    """On a round's own mini-batch it can rise, and a best loss cannot."""
+def test_legend_of_losses() -> None:
+    """The loss of the best parameters can rise: each round has its own mini-batch."""
     rounds = [record(1, best_loss=0.2), record(2, best_loss=0.3)]
     assert legend(losses, rounds) == [
         "of the latest parameters",

@@ -1,6 +1,4 @@
-"""A line of rounds.jsonl: plain JSON that reads back to the same record, whatever the
-numbers.
-"""
+"""A line of rounds.jsonl: JSON that is read back to the same record."""
 
 import json
 import math
@@ -81,24 +79,24 @@ def refuse(constant: str) -> None:
 
 
 @given(record=records)
-def test_a_record_is_one_line_of_json_that_reads_back_the_same(record: RoundRecord) -> None:
+def test_record_round_trip(record: RoundRecord) -> None:
     line = record.to_json()
     assert "\n" not in line
     assert RoundRecord.from_json(line) == record
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_number_is_null_on_disk_and_nan_in_memory(loss: float) -> None:
+def test_non_finite_loss_is_null(loss: float) -> None:
     record = replace(
         RoundRecord.of(ROUND, accuracy=None, wall=1.0), loss=loss, best_loss=loss
     )
-    found = json.loads(record.to_json(), parse_constant=refuse)
-    assert found["loss"] is None
-    assert found["best_loss"] is None
+    fields = json.loads(record.to_json(), parse_constant=refuse)
+    assert fields["loss"] is None
+    assert fields["best_loss"] is None
     assert math.isnan(RoundRecord.from_json(record.to_json()).loss)
 
 
-def test_a_record_names_resources_and_spells_reasons_out() -> None:
+def test_fields_of_a_record() -> None:
     record = RoundRecord.of(ROUND, accuracy=0.9, wall=1.25, test_loss=0.3)
     assert json.loads(record.to_json()) == {
         "round": 12,
@@ -129,15 +127,15 @@ def test_a_record_names_resources_and_spells_reasons_out() -> None:
     }
 
 
-def test_what_was_evaluated_is_written_where_it_was() -> None:
-    """Few rounds are, and a line has nothing of it in the others."""
+def test_only_evaluated_rounds_have_metrics() -> None:
+    """Rounds without an evaluation have no such fields."""
     record = RoundRecord.of(ROUND, accuracy=0.9, wall=0.0, metrics={"f1": 0.8}, spread=None)
-    found = json.loads(record.to_json())
-    assert found["metrics"] == {"f1": 0.8}
-    assert "spread" not in found
+    fields = json.loads(record.to_json())
+    assert fields["metrics"] == {"f1": 0.8}
+    assert "spread" not in fields
 
 
-def test_without_estimates_there_are_none_in_the_record() -> None:
+def test_missing_estimates_are_none() -> None:
     record = RoundRecord.of(replace(ROUND, estimates=None), accuracy=None, wall=0.0)
     assert (record.rho, record.beta, record.delta) == (None, None, None)
 
@@ -152,11 +150,11 @@ def test_without_estimates_there_are_none_in_the_record() -> None:
         ([2, 4], 3.0, 20 / 6),
     ],
 )
-def test_average_tau_per_round_and_per_update(
+def test_average_tau_per_round_and_update(
     taus: list[int], average: float, weighted: float
 ) -> None:
-    """The mean over rounds for people; for the paper's figures the mean over local updates,
-    each with its round's τ.
+    """Users see the mean over rounds. The paper's figures use the mean over local updates,
+    each with the τ of its round.
     """
     assert average_tau(taus) == pytest.approx(average)
     assert update_weighted_tau(taus) == pytest.approx(weighted)

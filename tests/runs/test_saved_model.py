@@ -1,5 +1,5 @@
-"""model.safetensors: what was trained comes back whole, other programs read it, and files
-of before are read still.
+"""model.safetensors: written and read, also by other programs, and files of earlier
+versions.
 """
 
 import json
@@ -18,14 +18,16 @@ from fedbudget.errors import UserError
 from fedbudget.models.description import NamedTensors
 from fedbudget.runs.saved_model import SavedModel
 
-HOW = Standardization(np.array([1.0, 1 / 3, 1e300]), np.array([3.0, 0.1, 5e-324]), 5.0, 6.0)
+STANDARDIZATION = Standardization(
+    np.array([1.0, 1 / 3, 1e300]), np.array([3.0, 0.1, 5e-324]), 5.0, 6.0
+)
 LAYOUT = Layout((LayoutColumn("é", fill=0.1), LayoutColumn("b", ("x", "y"))), "z", ("id",))
 CLASSES = ("café", 'a "b"', "")
 TABLE = Dataset(
     "table",
     Part(np.empty((0, 3), np.float32), np.empty(0, np.int64)),
     classes=CLASSES,
-    standardization=HOW,
+    standardization=STANDARDIZATION,
     layout=LAYOUT,
 )
 IMAGES = Dataset(
@@ -44,7 +46,7 @@ WORDS = Dataset(
 ANY = Dataset("any", Part(np.empty((0, 1), np.int64)), store=SampleStore([]))
 
 
-def written(path: Path, samples: Dataset = TABLE) -> SavedModel:
+def write_model(path: Path, samples: Dataset = TABLE) -> SavedModel:
     saved = SavedModel(
         np.array([0.1, -2.5e-30, 2, 3, 4, 5, 6, 7], np.float32),
         "softmax",
@@ -57,15 +59,13 @@ def written(path: Path, samples: Dataset = TABLE) -> SavedModel:
 
 
 @pytest.mark.parametrize("samples", [TABLE, IMAGES, WORDS, ANY], ids=lambda each: each.name)
-def test_comes_back_as_it_was(tmp_path: Path, samples: Dataset) -> None:
-    saved = written(tmp_path / "m", samples)
+def test_round_trip(tmp_path: Path, samples: Dataset) -> None:
+    saved = write_model(tmp_path / "m", samples)
     loaded = SavedModel.load(tmp_path / "m")
     assert loaded.w.tobytes() == saved.w.tobytes()
-    assert (loaded.model, loaded.options, loaded.tensors) == (
-        saved.model,
-        saved.options,
-        saved.tensors,
-    )
+    assert loaded.model == saved.model
+    assert loaded.options == saved.options
+    assert loaded.tensors == saved.tensors
     for name in ("classes", "scale", "parity", "shape", "integers", "layout", "features"):
         assert getattr(loaded.samples, name) == getattr(samples, name), name
     assert loaded.samples.train.x.dtype == samples.train.x.dtype
@@ -74,24 +74,24 @@ def test_comes_back_as_it_was(tmp_path: Path, samples: Dataset) -> None:
         assert (getattr(loaded.samples.train, name) is None) == (
             getattr(samples.train, name) is None
         ), name
-    how = loaded.standardization
-    assert (how is None) == (samples.standardization is None)
-    if how is not None:
-        assert (how.mean.tobytes(), how.deviation.tobytes()) == (
-            HOW.mean.tobytes(),
-            HOW.deviation.tobytes(),
-        )
-        assert (how.target_mean, how.target_deviation) == (5, 6)
+    standardization = loaded.standardization
+    assert (standardization is None) == (samples.standardization is None)
+    if standardization is not None:
+        assert standardization.mean.tobytes() == STANDARDIZATION.mean.tobytes()
+        assert standardization.deviation.tobytes() == STANDARDIZATION.deviation.tobytes()
+        assert (standardization.target_mean, standardization.target_deviation) == (5, 6)
 
 
-def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
-    assert written(tmp_path / "m").to_bytes() == SavedModel.load(tmp_path / "m").to_bytes()
+def test_file_is_reproducible(tmp_path: Path) -> None:
+    assert (
+        write_model(tmp_path / "m").to_bytes() == SavedModel.load(tmp_path / "m").to_bytes()
+    )
 
 
-def test_anything_that_reads_safetensors_has_the_tensors_and_what_they_are_for(
+def test_safetensors_package_reads_the_file(
     tmp_path: Path,
 ) -> None:
-    written(tmp_path / "m")
+    write_model(tmp_path / "m")
     tensors = load_file(tmp_path / "m")
     assert tensors.keys() == {"weight", "bias"}
     assert tensors["weight"][1].tolist() == [4, 5, 6]
@@ -103,15 +103,15 @@ def test_anything_that_reads_safetensors_has_the_tensors_and_what_they_are_for(
     assert header["standardization"]["deviation"] == [3.0, 0.1, 5e-324]
 
 
-@pytest.mark.parametrize("how", [None, HOW])
-def test_a_file_of_an_earlier_version_has_w_alone(
-    tmp_path: Path, how: Standardization | None
+@pytest.mark.parametrize("standardization", [None, STANDARDIZATION])
+def test_file_of_an_earlier_version(
+    tmp_path: Path, standardization: Standardization | None
 ) -> None:
     tensors: dict[str, np.ndarray[Any, Any]] = {"w": np.array([1, 2, 3], np.float32)}
-    if how is not None:
+    if standardization is not None:
         tensors |= {
-            "feature_mean": how.mean,
-            "feature_deviation": how.deviation,
+            "feature_mean": standardization.mean,
+            "feature_deviation": standardization.deviation,
             "target": np.array([5.0, 6.0]),
         }
     (tmp_path / "m").write_bytes(
@@ -120,18 +120,15 @@ def test_a_file_of_an_earlier_version_has_w_alone(
     loaded = SavedModel.load(tmp_path / "m")
     assert (loaded.w.tolist(), loaded.model, loaded.classes) == ([1, 2, 3], "svm", CLASSES)
     assert not loaded.complete
-    found = loaded.standardization
-    assert (found is None) == (how is None)
-    assert found is None or (found.mean.tolist(), found.target_deviation) == (
-        HOW.mean.tolist(),
-        6,
-    )
+    loaded_standardization = loaded.standardization
+    assert (loaded_standardization is None) == (standardization is None)
+    if loaded_standardization is not None:
+        assert loaded_standardization.mean.tolist() == STANDARDIZATION.mean.tolist()
+        assert loaded_standardization.target_deviation == 6
 
 
 @pytest.mark.parametrize("content", [None, b"", b"nonsense", json.dumps({"w": 1}).encode()])
-def test_a_model_that_is_missing_or_spoilt_is_refused_in_a_line(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_missing_or_damaged_file(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "m").write_bytes(content)
     with pytest.raises(UserError, match="the trained model cannot be read"):
@@ -141,10 +138,8 @@ def test_a_model_that_is_missing_or_spoilt_is_refused_in_a_line(
 @pytest.mark.parametrize(
     "missing", ["tensors", "samples", "rows", "layout", "model", "standardization"]
 )
-def test_a_header_that_says_too_little_is_refused_in_a_line(
-    tmp_path: Path, missing: str
-) -> None:
-    written(tmp_path / "m")
+def test_incomplete_header(tmp_path: Path, missing: str) -> None:
+    write_model(tmp_path / "m")
     with safe_open(tmp_path / "m", framework="numpy") as file:
         header = json.loads(file.metadata()["fedbudget"])
     del header[missing]

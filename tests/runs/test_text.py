@@ -1,4 +1,4 @@
-"""A run's title: the same wherever it is shown."""
+"""The title of a run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +35,11 @@ from support.made_runs import SETTINGS, make_run
         (Settings(model="svm", method="centralized"), "svm on digits, centralized"),
     ],
 )
-def test_a_title_says_what_and_how(settings: Settings, title: str) -> None:
+def test_title_of_settings(settings: Settings, title: str) -> None:
     assert run_title(settings) == title
 
 
-def test_launch_page_and_list_have_one_title(tmp_path: Path) -> None:
+def test_title_is_the_same_everywhere(tmp_path: Path) -> None:
     prepared = simulate(SETTINGS, Overrides(dataset=data.load("digits")))
     path = make_run(tmp_path / "run", settings=prepared.settings)
     assert prepared.title == run_title(prepared.settings)
@@ -47,7 +47,7 @@ def test_launch_page_and_list_have_one_title(tmp_path: Path) -> None:
     assert RunIndex(tmp_path).overviews()[0]["title"] == prepared.title
 
 
-def test_a_title_notes_less_than_all_data() -> None:
+def test_title_notes_incomplete_data() -> None:
     prepared = simulate(
         SETTINGS, Overrides(dataset=replace(data.load("digits"), note="2 of 5 files"))
     )
