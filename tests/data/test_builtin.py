@@ -54,14 +54,14 @@ def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
     return folder.parent
 
 
-def known(part: Part | None) -> Int64:
+def labels_of(part: Part | None) -> Int64:
     assert part is not None
     assert part.labels is not None
     return part.labels
 
 
 def counts(part: Part | None) -> list[int]:
-    return [int(count) for count in np.bincount(known(part))]
+    return [int(count) for count in np.bincount(labels_of(part))]
 
 
 class TestMnist:
@@ -72,8 +72,8 @@ class TestMnist:
         assert result.train.x.dtype == np.uint8
         assert result.train.x.tolist() == [[0] * 784, [1] * 784, [2] * 784]
         assert result.test.x.tolist() == [[254] * 784, [255] * 784]
-        assert known(result.train).tolist() == [4, 0, 9]
-        assert known(result.test).tolist() == [1, 8]
+        assert labels_of(result.train).tolist() == [4, 0, 9]
+        assert labels_of(result.test).tolist() == [1, 8]
         assert result.shape == (1, 28, 28)
         assert len(result.classes) == 10
 
@@ -98,7 +98,7 @@ class TestMnist:
     def test_torchvision_folder_and_zipped_files(self, tmp_path: Path) -> None:
         zipped = {f"{name}.gz": contents for name, contents in SMALL.items()}
         put(tmp_path / "MNIST/raw", zipped)
-        assert known(data.load("mnist", data_dir=tmp_path).train).tolist() == [4, 0, 9]
+        assert labels_of(data.load("mnist", data_dir=tmp_path).train).tolist() == [4, 0, 9]
 
     def test_note_counts_samples(self, tmp_path: Path) -> None:
         result = data.load("mnist", data_dir=put(tmp_path / "mnist", SMALL))
@@ -178,7 +178,7 @@ class TestCifar:
             {"data_batch_4.bin": self.TWO, "data_batch_1.bin.gz": self.ONE},
         )
         result = data.load("cifar-10", data_dir=tmp_path)
-        assert known(result.train).tolist() == [0, 9, 5]
+        assert labels_of(result.train).tolist() == [0, 9, 5]
         assert result.train.x.reshape(3, *result.shape)[:, :, 31, 0].tolist() == [
             [1, 2, 3],
             [4, 5, 6],
@@ -196,7 +196,7 @@ class TestCifar:
         (tmp_path / "cifar-10-binary.tar.gz").write_bytes(tar_of(members))
         result = data.load("cifar-10", data_dir=tmp_path)
         assert result.test is not None
-        assert known(result.train).tolist() == [1, 2, 3, 4, 5]
+        assert labels_of(result.train).tolist() == [1, 2, 3, 4, 5]
         assert result.test.x.tolist() == [[255] * 3072]
         assert result.classes[1] == "automobile"
 
@@ -228,8 +228,8 @@ def test_missing_dataset_lists_searched_folders(
     with pytest.raises(UserError) as error:
         data.load(name, data_dir=tmp_path / "option")
     assert all(
-        str(tmp_path / place) in str(error.value)
-        for place in ("option", "variable", "cache")
+        str(tmp_path / folder) in str(error.value)
+        for folder in ("option", "variable", "cache")
     )
     assert str(error.value).endswith(f"download it with: fedbudget data get {name}")
 
@@ -268,13 +268,13 @@ class TestPublishedCounts:
         ]
         assert even == [29_492, 4_926]
         assert result.note == ""
-        assert known(result.train)[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+        assert labels_of(result.train)[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
 
     def test_fashion_mnist(self) -> None:
         result = data.load("fashion-mnist", data_dir=folder_with("fashion-mnist"))
         assert (counts(result.train), counts(result.test)) == ([6000] * 10, [1000] * 10)
         assert result.note == ""
-        assert result.classes[known(result.train)[0]] == "Ankle boot"
+        assert result.classes[labels_of(result.train)[0]] == "Ankle boot"
 
     def test_cifar_10_batches(self) -> None:
         folder = folder_with("cifar-10")
@@ -289,7 +289,7 @@ class TestPublishedCounts:
             assert result.note == f"{len(result.train):,} of 50,000 training samples"
             assert len(result.train) >= 20_000
         by_batch = [
-            np.bincount(known(result.train)[at : at + 10_000]).tolist()
+            np.bincount(labels_of(result.train)[at : at + 10_000]).tolist()
             for at in (0, 10_000)
         ]
         assert by_batch == batches
@@ -347,8 +347,8 @@ class TestEnergy:
         assert result.train.values is not None
         assert result.train.values.tolist() == [60, 40, 140]
         deviation = ((20**2 + 40**2 + 60**2) / 3) ** 0.5  # about the mean, 80
-        wanted = np.array([-20, -40, 60]) / deviation
-        assert result.table(result.train, "real").y == pytest.approx(wanted, rel=1e-6)
+        expected = np.array([-20, -40, 60]) / deviation
+        assert result.table(result.train, "real").y == pytest.approx(expected, rel=1e-6)
         assert result.standardization is not None
         assert result.standardization.target_mean == 80
         assert result.standardization.target_deviation == pytest.approx(deviation)
@@ -411,9 +411,9 @@ class TestEnergy:
         x = result.train.x.astype(np.float64)
         assert x.mean(axis=0) == pytest.approx(0, abs=1e-5)
         assert x.std(axis=0) == pytest.approx(1, abs=1e-5)
-        how = result.standardization
-        assert how is not None
-        assert (round(how.target_mean, 2), round(how.target_deviation, 2)) == (
+        scaling = result.standardization
+        assert scaling is not None
+        assert (round(scaling.target_mean, 2), round(scaling.target_deviation, 2)) == (
             97.69,
             102.52,
         )
@@ -485,8 +485,8 @@ def test_tables_match_scikit_learn(name: str, original: str) -> None:
     assert len(result.test) == len(published.data) // 5
     np.testing.assert_allclose(result.train.x.mean(axis=0), 0, atol=1e-5)
     np.testing.assert_allclose(result.train.x.std(axis=0), 1, atol=1e-5)
-    how = result.standardization
-    x = np.concatenate([result.train.x, result.test.x]) * how.deviation + how.mean
+    scaling = result.standardization
+    x = np.concatenate([result.train.x, result.test.x]) * scaling.deviation + scaling.mean
     assert result.train.values is not None
     assert result.test.values is not None
     y = np.concatenate([result.train.values, result.test.values])

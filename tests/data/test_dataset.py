@@ -48,10 +48,12 @@ class TestTargets:
 
     def test_real_targets_follow_feature_standardization(self) -> None:
         assert MANY.table(MANY.train, "real").y.tolist() == [0, 10, 20, 30, 10]
-        how = Standardization(
+        scaling = Standardization(
             np.zeros(2), np.ones(2), target_mean=10.0, target_deviation=5.0
         )
-        assert replace(MANY, standardization=how).table(MANY.train, "real").y.tolist() == [
+        assert replace(MANY, standardization=scaling).table(
+            MANY.train, "real"
+        ).y.tolist() == [
             -2,
             0,
             2,
@@ -60,10 +62,12 @@ class TestTargets:
         ]
 
     def test_raw_targets_are_never_standardised(self) -> None:
-        how = Standardization(
+        scaling = Standardization(
             np.zeros(2), np.ones(2), target_mean=10.0, target_deviation=5.0
         )
-        assert replace(MANY, standardization=how).table(MANY.train, "raw").y.tolist() == [
+        assert replace(MANY, standardization=scaling).table(
+            MANY.train, "raw"
+        ).y.tolist() == [
             0,
             10,
             20,
@@ -72,8 +76,8 @@ class TestTargets:
         ]
 
     def test_raw_targets_of_text_classes(self) -> None:
-        words = replace(TWO, train=replace(TWO.train, values=None))
-        assert words.table(words.train, "raw").y.tolist() == [0, 1, 1, 0, 1]
+        text_classes = replace(TWO, train=replace(TWO.train, values=None))
+        assert text_classes.table(text_classes.train, "raw").y.tolist() == [0, 1, 1, 0, 1]
 
     def test_target_none_is_zeros(self) -> None:
         assert MANY.table(MANY.train, "none").y.tolist() == [0, 0, 0, 0, 0]
@@ -100,8 +104,8 @@ class TestStandardization:
         assert x.std(axis=0) == pytest.approx(1, abs=1e-6)
 
     def test_other_samples_use_training_moments(self) -> None:
-        how = Standardization.of(Part(np.array([[1.0], [3.0]])))  # mean 2, deviation 1
-        assert how.apply(Part(np.array([[2.0], [12.0]]))).x.ravel().tolist() == [0, 10]
+        scaling = Standardization.of(Part(np.array([[1.0], [3.0]])))  # mean 2, deviation 1
+        assert scaling.apply(Part(np.array([[2.0], [12.0]]))).x.ravel().tolist() == [0, 10]
 
     @pytest.mark.parametrize("constant", [0.0, 0.1, 123.456, 1e9 + 0.1])
     @pytest.mark.parametrize("samples", [1, 80, 1437])
@@ -110,13 +114,13 @@ class TestStandardization:
         amplify rounding.
         """
         part = Part(np.full((samples, 2), constant))
-        how = Standardization.of(part)
-        assert how.deviation.tolist() == [1.0, 1.0]
-        assert how.apply(part).x == pytest.approx(0, abs=1e-4)
+        scaling = Standardization.of(part)
+        assert scaling.deviation.tolist() == [1.0, 1.0]
+        assert scaling.apply(part).x == pytest.approx(0, abs=1e-4)
 
     def test_target_is_standardised(self) -> None:
-        how = Standardization.of(FIVE)
-        values = how.targets(np.array([0.0, 10.0, 20.0, 30.0, 10.0]))
+        scaling = Standardization.of(FIVE)
+        values = scaling.targets(np.array([0.0, 10.0, 20.0, 30.0, 10.0]))
         assert (values.mean(), values.std()) == pytest.approx((0, 1))
 
 
@@ -154,13 +158,14 @@ def test_unlabelled_samples_are_clustered() -> None:
 
 def test_digits_match_scikit_learn() -> None:
     """In the original order, with pixels from 0 to 1."""
-    known, dataset = load_digits(), data.load("digits")
+    original = load_digits()
+    dataset = data.load("digits")
     assert dataset.test is not None
     assert dataset.test.labels is not None
     assert dataset.train.labels is not None
-    assert np.array_equal(np.concatenate([dataset.train.x, dataset.test.x]), known.data)
+    assert np.array_equal(np.concatenate([dataset.train.x, dataset.test.x]), original.data)
     assert np.array_equal(
-        np.concatenate([dataset.train.labels, dataset.test.labels]), known.target
+        np.concatenate([dataset.train.labels, dataset.test.labels]), original.target
     )
     pixels = dataset.table(dataset.train, "binary").scaled(np.arange(len(dataset.train)))
     assert (pixels.min(), pixels.max()) == (0, 1)
@@ -177,7 +182,7 @@ FORTY = Dataset(
 )
 
 
-def known(part: Part | None) -> Int64:
+def labels_of(part: Part | None) -> Int64:
     assert part is not None
     assert part.labels is not None
     return part.labels
@@ -191,21 +196,21 @@ class TestSample:
         assert (len(result.train), len(result.test)) == (train, test)
         for part, every in ((result.train, FORTY.train), (result.test, FORTY.test)):
             assert every is not None
-            assert len(set(known(part).tolist())) == len(part)
-            assert set(known(part).tolist()) <= set(known(every).tolist())
+            assert len(set(labels_of(part).tolist())) == len(part)
+            assert set(labels_of(part).tolist()) <= set(labels_of(every).tolist())
             assert (
-                part.x[:, 0].tolist() == known(part).tolist()
+                part.x[:, 0].tolist() == labels_of(part).tolist()
             )  # still paired with its label
         assert result.train.values is not None
-        assert result.train.values.tolist() == known(result.train).tolist()
+        assert result.train.values.tolist() == labels_of(result.train).tolist()
 
     def test_sample_depends_on_seed(self) -> None:
         first, again, other = (
-            known(FORTY.sample(20, 10, seed).train).tolist() for seed in (1, 1, 2)
+            labels_of(FORTY.sample(20, 10, seed).train).tolist() for seed in (1, 1, 2)
         )
         assert first == again
         assert first != other
-        tests = [known(FORTY.sample(20, 10, seed).test).tolist() for seed in (1, 1, 2)]
+        tests = [labels_of(FORTY.sample(20, 10, seed).test).tolist() for seed in (1, 1, 2)]
         assert tests[0] == tests[1] != tests[2]
 
     def test_sampling_is_uniform(self) -> None:
@@ -213,7 +218,7 @@ class TestSample:
         · ¾) ≈ 12.
         """
         taken = np.concatenate(
-            [known(FORTY.sample(10, None, seed).train) for seed in range(800)]
+            [labels_of(FORTY.sample(10, None, seed).train) for seed in range(800)]
         )
         assert np.abs(np.bincount(taken, minlength=40) - 200).max() < 5 * 12.25
 

@@ -1,5 +1,5 @@
-"""What a run's records say of what comes: amounts worked out by hand, reasons in words,
-runs on disk.
+"""Forecasts from the records of a run: amounts computed by hand, reasons, and runs on
+disk.
 """
 
 from pathlib import Path
@@ -23,23 +23,23 @@ def rounds(count: int, **changes: Any) -> list[RoundRecord]:
     return [record(number, **changes) for number in range(1, count + 1)]
 
 
-def test_the_end_of_the_own_budget() -> None:
-    """Half of the time is spent: time runs out first, and bytes are half spent by then."""
-    found = Forecaster(rounds(100), LIMITS).at(LIMITS)
-    assert found.spent == pytest.approx({"time": 20.0, "bytes": 1e6})
-    assert found.loss is not None
-    assert found.loss.median == pytest.approx(0.2 + 0.8 / 200, abs=0.002)
-    assert found.loss.low <= found.loss.median <= found.loss.high
+def test_end_of_current_budget() -> None:
+    """Half of the time is spent. Time runs out first, with half of the bytes spent."""
+    result = Forecaster(rounds(100), LIMITS).at(LIMITS)
+    assert result.spent == pytest.approx({"time": 20.0, "bytes": 1e6})
+    assert result.loss is not None
+    assert result.loss.median == pytest.approx(0.2 + 0.8 / 200, abs=0.002)
+    assert result.loss.low <= result.loss.median <= result.loss.high
 
 
-def test_the_resource_that_ends_first() -> None:
-    """More time buys nothing beyond what there are bytes for: 400 rounds."""
-    found = Forecaster(rounds(100), LIMITS).at({"time": 1000.0, "bytes": 2e6})
-    assert found.spent == pytest.approx({"time": 40.0, "bytes": 2e6})
+def test_scarcest_resource_limits_the_run() -> None:
+    """More time does not help beyond 400 rounds, when the bytes run out."""
+    result = Forecaster(rounds(100), LIMITS).at({"time": 1000.0, "bytes": 2e6})
+    assert result.spent == pytest.approx({"time": 40.0, "bytes": 2e6})
 
 
-def test_the_cost_of_a_target() -> None:
-    """0.2 + 0.8/n = 0.205 needs 160 rounds, 60 of them still to come."""
+def test_cost_of_target() -> None:
+    """0.2 + 0.8/n = 0.205 needs 160 rounds, 60 of them still ahead."""
     cost = Forecaster(rounds(100), LIMITS).cost("loss", 0.205)
     assert cost.budget is not None
     assert cost.budget["time"].median == pytest.approx(16.0, rel=0.15)
@@ -47,17 +47,17 @@ def test_the_cost_of_a_target() -> None:
     assert cost.budget["time"].low <= cost.budget["time"].median <= cost.budget["time"].high
 
 
-def test_accuracy_rises() -> None:
-    """Accuracy is 0.9 - 0.4/n in the rounds where it is looked at."""
-    found = Forecaster(rounds(100), LIMITS).at(LIMITS)
-    assert found.accuracy is not None
-    assert found.accuracy.median == pytest.approx(0.9 - 0.4 / 200, abs=0.003)
+def test_accuracy_forecast() -> None:
+    """Accuracy is 0.9 - 0.4/n in the rounds that evaluate it."""
+    result = Forecaster(rounds(100), LIMITS).at(LIMITS)
+    assert result.accuracy is not None
+    assert result.accuracy.median == pytest.approx(0.9 - 0.4 / 200, abs=0.003)
     assert Forecaster(rounds(100), LIMITS).cost("accuracy", 0.95).budget is None
     assert Forecaster(rounds(100, accuracy=None), LIMITS).at(LIMITS).accuracy is None
 
 
 @pytest.mark.parametrize(
-    ("records", "limits", "words"),
+    ("records", "limits", "reason"),
     [
         ([], LIMITS, "0 rounds are complete; 8 are needed"),
         (rounds(7), LIMITS, "7 rounds are complete; 8 are needed"),
@@ -76,16 +76,16 @@ def test_accuracy_rises() -> None:
         (rounds(20), {"time": 1.0, "bytes": 2e6}, "this budget is already spent"),
     ],
 )
-def test_what_cannot_be_known(
-    records: list[RoundRecord], limits: dict[str, float], words: str
+def test_reasons_without_forecast(
+    records: list[RoundRecord], limits: dict[str, float], reason: str
 ) -> None:
-    found = Forecaster(records, LIMITS).at(limits)
-    assert found.loss is None
-    assert words in found.reason
+    result = Forecaster(records, LIMITS).at(limits)
+    assert result.loss is None
+    assert reason in result.reason
 
 
-def test_targets_that_cannot_be_reached() -> None:
-    """The loss is above 0.2 for ever; and 0.3 was passed long ago."""
+def test_unreachable_and_reached_targets() -> None:
+    """The loss never falls below 0.2, and 0.3 is already reached."""
     forecaster = Forecaster(rounds(100), LIMITS)
     beyond, passed = forecaster.cost("loss", 0.15), forecaster.cost("loss", 0.3)
     assert beyond.budget is None
@@ -94,14 +94,13 @@ def test_targets_that_cannot_be_reached() -> None:
     assert "already reached" in passed.reason
 
 
-def test_a_second_fall_of_eta() -> None:
-    """Where η has fallen, half as much again buys less than where it is the same all the
-    time.
+def test_lower_step_size_slows_progress() -> None:
+    """After η has fallen, 50 % more budget improves the loss less than with a constant
+    η.
     """
     steady = rounds(200)
-    falling = rounds(200)
     falling = [
-        record(each.round, eta=0.01 if each.round < 130 else 0.005) for each in falling
+        record(number, eta=0.01 if number < 130 else 0.005) for number in range(1, 201)
     ]
     loss, more = 0.2 + 0.8 / 200, {"time": 30.0, "bytes": 2e6}
     plain, fallen = (
@@ -113,8 +112,8 @@ def test_a_second_fall_of_eta() -> None:
 
 
 class TestRuns:
-    def test_a_finished_one(self, tmp_path: Path) -> None:
-        """A tenth, half and as much again; none of it makes what is known worse."""
+    def test_finished_run(self, tmp_path: Path) -> None:
+        """10 %, 50 % and 100 % more budget. No forecast is worse than the final loss."""
         path = make_run(tmp_path / "run", 200, summary={"loss": 0.204, "accuracy": 0.898})
         report = forecast(path)
         assert [each.budget["time"] for each in report.budgets] == pytest.approx(
@@ -124,23 +123,25 @@ class TestRuns:
         assert 0.204 > medians[0] > medians[1] > medians[2] > 0.2
         assert report.to_json()["budgets"][0]["loss"]["median"] == medians[0]
 
-    def test_one_that_goes_on(self, tmp_path: Path) -> None:
-        """The end of its own budget, until something else is asked."""
+    def test_running_run(self, tmp_path: Path) -> None:
+        """By default the end of its budget; otherwise the requested budget and targets."""
         path = make_run(tmp_path / "run", 100, finished=False)
         assert [dict(each.budget) for each in forecast(path).budgets] == [LIMITS]
-        asked = forecast(path, budget="time=+10s", until=["loss=0.205", "accuracy=0.5"])
-        assert asked.budgets[0].budget == {"time": 30.0, "bytes": 2e6}
-        assert [each.figure for each in asked.targets] == ["loss", "accuracy"]
+        requested = forecast(path, budget="time=+10s", until=["loss=0.205", "accuracy=0.5"])
+        assert requested.budgets[0].budget == {"time": 30.0, "bytes": 2e6}
+        assert [each.figure for each in requested.targets] == ["loss", "accuracy"]
 
-    def test_a_metric_that_has_no_curve(self, tmp_path: Path) -> None:
+    def test_unknown_metric_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(
             UserError, match="speed cannot be forecast; use loss or accuracy"
         ):
             forecast(make_run(tmp_path / "run", 20), until="speed=3")
 
 
-def test_the_latest_is_kept() -> None:
-    """While a run goes on it is not made anew for every round; when it has ended it is."""
+def test_latest_forecast_is_cached() -> None:
+    """A running run does not recompute the forecast for every round; a finished run
+    does.
+    """
     latest, records = LatestForecast(), rounds(100)
     first = latest.of(records, LIMITS)
     assert latest.of([*records, record(101)], LIMITS) is first

@@ -1,5 +1,5 @@
-"""What a model predicts, here and in every exported file, is what `evaluate` has judged: to
-1e-5, for every model.
+"""Predictions in Python and in every exported file agree with `evaluate` to 1e-5, for every
+model.
 """
 
 import csv
@@ -28,7 +28,10 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+            nn.Linear(144, 10),
+        )
 
     def forward(self, x):
         return self.layers(x)
@@ -38,8 +41,8 @@ X, Y = DIGITS.data[1437:], DIGITS.target[1437:]
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 
 
-def homes(path: Path, seed: int) -> None:
-    """Large numbers that hardly change, and a category."""
+def write_homes(path: Path, seed: int) -> None:
+    """Write a table with a large, nearly constant number and a category."""
     rng = np.random.default_rng(seed)
     size, kind = rng.normal(1e6, 3, 150), rng.choice(["flat", "house", "hut"], 150)
     price = 3000 * (size - 1e6) + 9000 * (kind == "house") + rng.normal(0, 900, 150)
@@ -54,7 +57,7 @@ def homes(path: Path, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what it is trained with, and the loss that outputs have, worked out here."""
+    """A model, its training options, and a second implementation of its loss."""
 
     name: str
     options: dict[str, Any]
@@ -82,11 +85,11 @@ def distance(nearness: Float64, _: fedbudget.TrainedModel) -> float:
 
 
 def squared_error(values: Float64, model: fedbudget.TrainedModel) -> float:
-    how = model.samples.standardization
-    assert how is not None
+    scaling = model.samples.standardization
+    assert scaling is not None
     prices = np.array([float(row["price"]) for row in new_rows()])
     share = 0.5 if model.name == "linear" else 1.0
-    return float(share * np.mean(((values[:, 0] - prices) / how.target_deviation) ** 2))
+    return float(share * np.mean(((values[:, 0] - prices) / scaling.target_deviation) ** 2))
 
 
 ON_DIGITS: dict[str, Any] = {"dataset": "digits", "rounds": 12, "budget": "time=1h"}
@@ -108,62 +111,62 @@ CASES = [
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: f"{case.name} {case.loss.__name__}"
 )
-def test_predictions_and_exported_files_agree_with_evaluate(
+def test_exports_agree_with_evaluate(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
     for seed, name in enumerate(("homes.csv", "new.csv")):
-        homes(Path(name), seed)
+        write_homes(Path(name), seed)
     result = fedbudget.train(
         model=None if case.name == "default" else case.name, out="run", **case.options
     )
     tables = case.options["dataset"] == "homes.csv"
-    judged = evaluate(Run.open(Path("run")), "new.csv" if tables else "digits")
+    evaluated = evaluate(Run.open(Path("run")), "new.csv" if tables else "digits")
     loaded = fedbudget.load("run")
     x: Any = new_columns() if tables else X
     outputs = loaded.outputs(x).astype(np.float64)
     values = loaded.predict(x)[:, None] if tables else outputs
-    assert case.loss(values, loaded) == pytest.approx(judged.loss, rel=1e-5)
+    assert case.loss(values, loaded) == pytest.approx(evaluated.loss, rel=1e-5)
     assert np.array_equal(loaded.predict(x), result.model.predict(x))
-    if judged.accuracy is not None:
+    if evaluated.accuracy is not None:
         right = Y if case.name != "svm" else np.where(Y % 2 == 0, "even", "odd")
-        assert np.mean(loaded.predict(x) == right) == judged.accuracy
+        assert np.mean(loaded.predict(x) == right) == evaluated.accuracy
     if tables:
-        in_file = [
+        from_file = [
             float(text) for text in predict(loaded, Path("new.csv")).columns["prediction"]
         ]
-        np.testing.assert_allclose(in_file, values[:, 0], rtol=1e-6)
+        np.testing.assert_allclose(from_file, values[:, 0], rtol=1e-6)
 
     fedbudget.export(loaded, "onnx", "model.onnx")
-    answers = run_onnx(Path("model.onnx"), x)
-    how = loaded.samples.standardization
-    unit = 1.0 if how is None else how.target_deviation
+    exported = run_onnx(Path("model.onnx"), x)
+    scaling = loaded.samples.standardization
+    unit = 1.0 if scaling is None else scaling.target_deviation
     if tables:
         np.testing.assert_allclose(
-            answers["prediction"] / unit, values[:, 0] / unit, **CLOSE
+            exported["prediction"] / unit, values[:, 0] / unit, **CLOSE
         )
     else:
-        assert np.array_equal(answers["prediction"], loaded.predict(x))
-    if "scores" in answers:
-        np.testing.assert_allclose(answers["scores"], outputs, **CLOSE)
+        assert np.array_equal(exported["prediction"], loaded.predict(x))
+    if "scores" in exported:
+        np.testing.assert_allclose(exported["scores"], outputs, **CLOSE)
         np.testing.assert_allclose(
-            answers["probabilities"], loaded.predict_proba(x), **CLOSE
+            exported["probabilities"], loaded.predict_proba(x), **CLOSE
         )
-    if "score" in answers:
-        np.testing.assert_allclose(answers["score"], outputs[:, 0], **CLOSE)
+    if "score" in exported:
+        np.testing.assert_allclose(exported["score"], outputs[:, 0], **CLOSE)
 
     fedbudget.export(loaded, "torch", "model.pt2")
     if case.name == "net.py:Net":
         module = python_file.load("net.py:Net")()
         module.load_state_dict(torch.load("model.pt2", weights_only=True))
-        found = module.eval()(torch.from_numpy(X / 16).float().reshape(-1, 1, 8, 8))
+        actual = module.eval()(torch.from_numpy(X / 16).float().reshape(-1, 1, 8, 8))
     else:
         program = torch.export.load("model.pt2").module()
-        found = program(
+        actual = program(
             torch.from_numpy(encoded(loaded) if tables else X.astype(np.float32))
         )
-    np.testing.assert_allclose(found.detach().numpy() / unit, values / unit, **CLOSE)
+    np.testing.assert_allclose(actual.detach().numpy() / unit, values / unit, **CLOSE)
 
 
 def new_rows() -> list[dict[str, str]]:
@@ -178,15 +181,15 @@ def new_columns() -> dict[str, Any]:
 
 
 def encoded(model: fedbudget.TrainedModel) -> Float64:
-    """Features in the order that the model names them."""
+    """Features in the model's order."""
     columns = new_columns()
     kinds = np.array(columns["kind"])
     one_hot = {
         f"kind={name}": (kinds == name).astype(np.float64)
         for name in ("flat", "house", "hut")
     }
-    known = {"size": np.array(columns["size"]), **one_hot}
-    return np.column_stack([known[name] for name in model.feature_names])
+    by_name = {"size": np.array(columns["size"]), **one_hot}
+    return np.column_stack([by_name[name] for name in model.feature_names])
 
 
 def run_onnx(path: Path, x: Any) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""Files for other programs: what is in them, and models that cannot be written so; see also
+"""Exported files: their contents, and models that cannot be exported. See also
 test_agreement.py.
 """
 
@@ -23,8 +23,8 @@ def trained(model: Any, shard: Any = (X, Y)) -> fedbudget.TrainedModel:
     return fedbudget.train(model=model, shards=[shard], **SHORT).model
 
 
-def test_numpy_has_all_that_predictions_are_made_of(tmp_path: Path) -> None:
-    """Worked out again from the file alone."""
+def test_numpy_file_is_complete(tmp_path: Path) -> None:
+    """Predictions are computed again from the file alone."""
     price = 5 * X[:, 0] - X[:, 1] + 100
     (tmp_path / "t.csv").write_text(
         "a,b,c,price\n"
@@ -34,14 +34,16 @@ def test_numpy_has_all_that_predictions_are_made_of(tmp_path: Path) -> None:
     )
     model = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=1, **SHORT).model
     fedbudget.export(model, "numpy", tmp_path / "m.npz")
-    with np.load(tmp_path / "m.npz") as found:
-        score = ((X - found["feature_mean"]) / found["feature_deviation"]) @ found["weight"]
-        values = score * found["target_deviation"] + found["target_mean"]
-        assert found["feature_names"].tolist() == ["a", "b", "c"]
+    with np.load(tmp_path / "m.npz") as result:
+        score = ((X - result["feature_mean"]) / result["feature_deviation"]) @ result[
+            "weight"
+        ]
+        values = score * result["target_deviation"] + result["target_mean"]
+        assert result["feature_names"].tolist() == ["a", "b", "c"]
     np.testing.assert_allclose(values, model.predict(X), rtol=1e-6)
 
 
-def test_a_column_with_the_name_of_an_output_is_told(tmp_path: Path) -> None:
+def test_column_named_like_an_output(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("prediction,b,y\n" + "1.5,2,a\n0.5,1,b\n" * 20)
     model = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=1, **SHORT).model
     with pytest.raises(
@@ -52,7 +54,7 @@ def test_a_column_with_the_name_of_an_output_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["onnx", "torch"])
-def test_python_code_cannot_be_exported(tmp_path: Path, to: ExportFormat) -> None:
+def test_python_code_is_rejected(tmp_path: Path, to: ExportFormat) -> None:
     own = fedbudget.FunctionModel(lambda w, x, y: (float(w @ w), 2 * w), initial=np.ones(2))
     with pytest.raises(
         UserError,
@@ -62,7 +64,7 @@ def test_python_code_cannot_be_exported(tmp_path: Path, to: ExportFormat) -> Non
     fedbudget.export(trained(own), "numpy", tmp_path / "m.npz")
 
 
-def test_statistics_that_are_the_nodes_own_are_not_made_up(tmp_path: Path) -> None:
+def test_local_statistics_are_rejected(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model = trained(TorchModel(module, statistics="local"))
     with pytest.raises(
@@ -71,12 +73,12 @@ def test_statistics_that_are_the_nodes_own_are_not_made_up(tmp_path: Path) -> No
         fedbudget.export(model, "onnx", tmp_path / "m.onnx")
 
 
-def test_samples_that_are_no_arrays_have_no_shape_to_export_for(tmp_path: Path) -> None:
+def test_samples_without_shape_are_rejected(tmp_path: Path) -> None:
     model = trained(nn.Linear(3, 2), list(zip(X, Y.tolist(), strict=True)))
     with pytest.raises(UserError, match="was trained on samples that are not arrays"):
         fedbudget.export(model, "onnx", tmp_path / "m.onnx")
 
 
-def test_another_format_is_unknown(tmp_path: Path) -> None:
+def test_unknown_format_suggests_similar(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown format 'onx'; did you mean onnx"):
         fedbudget.export(trained("softmax"), "onx", tmp_path / "m")  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""A trained model: what it predicts, from what, and what it refuses; of a result, and of a
-run on disk.
+"""Trained models, from a result and from a run folder: predictions, accepted inputs and
+errors.
 """
 
 from pathlib import Path
@@ -20,8 +20,8 @@ from fedbudget.models import TorchModel
 SHORT: dict[str, Any] = {"rounds": 6, "budget": "time=1h", "batch_size": "full"}
 
 
-def two_kinds(y: tuple[Any, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Points on two sides of a line."""
+def two_classes(y: tuple[Any, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Points on the two sides of a line."""
     x = np.random.default_rng(0).normal(0, 1, (60, 2))
     return x, np.where(x[:, 0] > 0, y[1], y[0])
 
@@ -29,15 +29,15 @@ def two_kinds(y: tuple[Any, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 def write_table(
     path: Path, names: tuple[str, str] = ("cold", "warm")
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    x, y = two_kinds(names)
-    x = x + np.array([50, -7])  # far from zero, where only what is standardised is learned
+    x, y = two_classes(names)
+    x = x + np.array([50, -7])  # learnable only if standardised
     lines = [f"{a},{b},{kind}\n" for (a, b), kind in zip(x.tolist(), y, strict=True)]
     path.write_text("a,b,kind\n" + "".join(lines))
     return x, y
 
 
 class TestPredict:
-    def test_classes_by_their_names_from_raw_features(self, tmp_path: Path) -> None:
+    def test_class_names_from_raw_features(self, tmp_path: Path) -> None:
         x, y = write_table(tmp_path / "t.csv")
         model = fedbudget.train(
             dataset=str(tmp_path / "t.csv"), nodes=2, test_share=0.0, **SHORT
@@ -49,9 +49,8 @@ class TestPredict:
         assert np.allclose(probable.sum(axis=1), 1)
         assert np.array_equal(probable.argmax(axis=1) == 1, model.predict(x) == "warm")
 
-    def test_columns_by_name_in_any_order_with_or_without_the_target(
-        self, tmp_path: Path
-    ) -> None:
+    def test_columns_by_name(self, tmp_path: Path) -> None:
+        """In any order, with or without the target."""
         x, y = write_table(tmp_path / "t.csv")
         model = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=2, **SHORT).model
         expected = model.predict(x).tolist()
@@ -66,14 +65,14 @@ class TestPredict:
             model.predict(frame.assign(c=1))
 
     @pytest.mark.parametrize("kinds", [(3, 7), (-1, 1)])
-    def test_classes_that_are_numbers_are_numbers(self, kinds: tuple[int, int]) -> None:
-        x, y = two_kinds(kinds)
+    def test_numeric_classes_stay_numbers(self, kinds: tuple[int, int]) -> None:
+        x, y = two_classes(kinds)
         model = fedbudget.train(shards=[(x, y)], **SHORT).model
         assert model.predict(x).dtype == np.int64
         assert np.mean(model.predict(x) == y) > 0.9
 
-    def test_numbers_in_their_own_unit(self, tmp_path: Path) -> None:
-        x = two_kinds((0, 1))[0] + np.array([50, -7])
+    def test_regression_in_original_units(self, tmp_path: Path) -> None:
+        x = two_classes((0, 1))[0] + np.array([50, -7])
         price = 3000 * x[:, 0] - 800 * x[:, 1]
         frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "price": price})
         frame.to_csv(tmp_path / "t.csv", index=False)
@@ -87,10 +86,8 @@ class TestPredict:
         ):
             result.model.predict_proba(x)
 
-    def test_a_module_s_classes_have_their_own_numbers_though_some_are_missing(
-        self,
-    ) -> None:
-        x, y = two_kinds((1, 3))
+    def test_module_keeps_unused_classes(self) -> None:
+        x, y = two_classes((1, 3))
         model = fedbudget.train(
             model=nn.Linear(2, 5), shards=[(x.astype(np.float32), y)], **SHORT
         ).model
@@ -98,7 +95,7 @@ class TestPredict:
         assert set(model.predict(x)) <= set(range(5))
         assert model.predict_proba(x).shape == (60, 5)
 
-    def test_what_a_module_takes_that_takes_no_array(self) -> None:
+    def test_module_with_two_inputs(self) -> None:
         class Two(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -113,9 +110,9 @@ class TestPredict:
         model = fedbudget.train(
             model=Two, shards=[((left, right), y)], rounds=3, budget="time=1h"
         ).model
-        found = model.predict((left, right))
-        assert model.predict({"right": right, "left": left}).tolist() == found.tolist()
-        samples = [((left[place], right[place]), 0) for place in range(40)]
+        result = model.predict((left, right))
+        assert model.predict({"right": right, "left": left}).tolist() == result.tolist()
+        samples = [((left[row], right[row]), 0) for row in range(40)]
         model = fedbudget.train(
             model=TorchModel(Two, collate=collate),
             shards=[samples],
@@ -124,29 +121,31 @@ class TestPredict:
         ).model
         assert model.predict(samples).shape == (40,)
 
-    def test_a_function_predicts_what_it_says(self) -> None:
+    def test_function_model_predictions(self) -> None:
         def mean_of_data(w: Any, x: Any, y: Any) -> Any:
             return 0.5 * float(((x - w) ** 2).sum(axis=1).mean()), w - x.mean(axis=0)
 
         x = np.ones((9, 2), np.float32)
-        silent = fedbudget.FunctionModel(mean_of_data, initial=np.zeros(2), target="none")
+        without_predict = fedbudget.FunctionModel(
+            mean_of_data, initial=np.zeros(2), target="none"
+        )
         with pytest.raises(UserError, match="has no predictions"):
             fedbudget.train(
-                model=silent, shards=[(x, None)], rounds=1, budget="time=1h"
+                model=without_predict, shards=[(x, None)], rounds=1, budget="time=1h"
             ).model.predict(x)
-        telling = fedbudget.FunctionModel(
+        with_predict = fedbudget.FunctionModel(
             mean_of_data,
             initial=np.zeros(2),
             target="none",
             predict=lambda w, x: x[:, 0] * 3,
         )
         model = fedbudget.train(
-            model=telling, shards=[(x, None)], rounds=1, budget="time=1h"
+            model=with_predict, shards=[(x, None)], rounds=1, budget="time=1h"
         ).model
         assert model.predict(x).tolist() == [3] * 9
 
     @pytest.mark.parametrize(
-        ("x", "wrong"),
+        ("x", "message"),
         [
             (np.zeros((3, 63)), "x has 63 features, but the model was trained on 64"),
             (np.zeros(64), r"must be \[samples, ...\], not of shape \(64,\)"),
@@ -157,13 +156,13 @@ class TestPredict:
             ),
         ],
     )
-    def test_what_does_not_fit_is_refused(
-        self, digits: fedbudget.TrainedModel, x: Any, wrong: str
+    def test_invalid_inputs_are_rejected(
+        self, digits: fedbudget.TrainedModel, x: Any, message: str
     ) -> None:
-        with pytest.raises(UserError, match=wrong):
+        with pytest.raises(UserError, match=message):
             digits.predict(x)
 
-    def test_images_may_have_their_shape(self, digits: fedbudget.TrainedModel) -> None:
+    def test_images_keep_or_lose_shape(self, digits: fedbudget.TrainedModel) -> None:
         x = np.random.default_rng(0).integers(0, 17, (5, 64))
         assert (
             digits.outputs(x.reshape(5, 8, 8)).tobytes()
@@ -185,11 +184,9 @@ def digits() -> fedbudget.TrainedModel:
 
 
 class TestLoad:
-    def test_a_model_that_was_given_from_python_is_given_again(
-        self, tmp_path: Path
-    ) -> None:
-        """Also one that is called as another that goes by a name."""
-        x, y = two_kinds((0, 1))
+    def test_python_model_must_be_passed(self, tmp_path: Path) -> None:
+        """Also if its name equals that of a built-in model."""
+        x, y = two_classes((0, 1))
         fedbudget.train(
             model=nn.Linear(2, 2),
             shards=[(x.astype(np.float32), y)],
@@ -211,8 +208,8 @@ class TestLoad:
         with pytest.raises(UserError, match=r"bias is 2 in .*, and missing in linear"):
             fedbudget.load(tmp_path / "run", model=nn.Linear(2, 2, bias=False))
 
-    def test_options_of_a_model_are_known_again(self, tmp_path: Path) -> None:
-        x, _ = two_kinds((0, 1))
+    def test_model_options_are_restored(self, tmp_path: Path) -> None:
+        x, _ = two_classes((0, 1))
         result = fedbudget.train(
             model="kmeans", clusters=3, shards=[(x, None)], out=tmp_path / "run", **SHORT
         )
@@ -221,7 +218,7 @@ class TestLoad:
             == result.model.predict(x).tolist()
         )
 
-    def test_a_file_of_an_earlier_version_is_not_guessed_at(self, tmp_path: Path) -> None:
+    def test_file_of_earlier_version(self, tmp_path: Path) -> None:
         header = {"fedbudget": '{"model": "svm", "classes": ["a", "b"]}'}
         (tmp_path / "model.safetensors").write_bytes(
             save({"w": np.ones(2, np.float32)}, header)
@@ -229,6 +226,6 @@ class TestLoad:
         with pytest.raises(UserError, match="is of an earlier version"):
             fedbudget.load(tmp_path)
 
-    def test_a_folder_without_a_model(self, tmp_path: Path) -> None:
+    def test_folder_without_model(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="does not exist: no run has ended there"):
             fedbudget.load(tmp_path)

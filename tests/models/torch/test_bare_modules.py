@@ -60,11 +60,11 @@ class TestTrain:
         )
         assert bare.w.tobytes() == wrapped.w.tobytes()
         assert bare.accuracy == wrapped.accuracy
-        made, by_class = (
+        by_factory, by_class = (
             fedbudget.train(model=model, dataset="digits", budget="time=1s", seed=4)
             for model in (TorchModel(Digits), Digits)
         )
-        assert made.w.tobytes() == by_class.w.tobytes() != bare.w.tobytes()
+        assert by_factory.w.tobytes() == by_class.w.tobytes() != bare.w.tobytes()
 
     def test_integers_use_cross_entropy(self) -> None:
         classes = RNG.integers(0, 3, 120)

@@ -35,10 +35,10 @@ class TextClassifier(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         words = self.embed(tokens)
-        seen, _ = self.attend(
+        attended, _ = self.attend(
             words, words, words, key_padding_mask=~mask, need_weights=False
         )
-        mean = (seen * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        mean = (attended * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
         scores: Tensor = self.scores(mean)
         return scores
 
@@ -217,11 +217,11 @@ class Noisy(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if self.reads is not None:
-            self.reads.append(place)
+            self.reads.append(index)
         noise = random.gauss(0, 0.1) + np.random.normal(0, 0.1)  # noqa: NPY002
-        return self.x[place] + noise + 0.1 * torch.randn(5), self.targets[place]
+        return self.x[index] + noise + 0.1 * torch.randn(5), self.targets[index]
 
 
 class TestDatasets:

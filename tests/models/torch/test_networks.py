@@ -117,9 +117,9 @@ class TestLayers:
         ]
         normalize = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
         x = images(GREY)
-        seen = normalize(nn.functional.max_pool2d(torch.relu(first(x)), 2))
-        seen = nn.functional.max_pool2d(normalize(torch.relu(second(seen))), 2)
-        expected = fourth(torch.relu(third(seen.flatten(1))))
+        features = normalize(nn.functional.max_pool2d(torch.relu(first(x)), 2))
+        features = nn.functional.max_pool2d(normalize(torch.relu(second(features))), 2)
+        expected = fourth(torch.relu(third(features.flatten(1))))
         assert torch.allclose(network(x), expected, rtol=1e-4, atol=1e-4)
 
 
