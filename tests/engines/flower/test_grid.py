@@ -1,4 +1,4 @@
-"""Nodes that fail, forget, are late, away, started anew, or come later; through the real
+"""Nodes that fail, lose their memory, are late, leave, restart, or join later; through both
 apps.
 """
 
@@ -24,8 +24,8 @@ from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.resources.resource import RoundUsage
 from fedbudget.runs.folder import Run
 from fedbudget.settings.settings import Settings
-from support.flower_grid import FIRST, LocalGrid, asked, partitions
-from support.flower_runs import FIXED, here, local, run
+from support.flower_grid import FIRST, LocalGrid, partitions, run_config
+from support.flower_runs import FIXED, local, run, train_in_process
 
 
 def failing(node: int, rounds: set[int], error: Exception) -> Any:
@@ -38,9 +38,7 @@ def failing(node: int, rounds: set[int], error: Exception) -> Any:
     return before
 
 
-def test_a_node_that_fails_is_missed_and_comes_back(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_node_returns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours = local()
     ours.before = failing(1, {2, 3}, MemoryError("no memory left"))
     result = run(tmp_path, local=ours)
@@ -52,28 +50,25 @@ def test_a_node_that_fails_is_missed_and_comes_back(
     )
 
 
-def test_a_round_with_too_few_nodes_is_made_again(tmp_path: Path) -> None:
-    """A node that fails once is asked again, and the run is the same as if nothing had
-    happened.
-    """
+def test_round_is_repeated_until_enough(tmp_path: Path) -> None:
+    """A failed node is asked again, and w has the bits of a run without failures."""
     ours, left = local(min_nodes=3), {2: 1, 4: 2}
 
     def before(number: int, message: Message) -> None:
         at = int(message.metadata.group_id or 0)
         if number == FIRST and left.get(at, 0):
             left[at] -= 1
-            raise OSError("for a moment")
+            raise OSError("temporary failure")
 
     ours.before = before
     result = run(tmp_path, local=ours, min_nodes=3)
     assert not any(left.values())
     assert all(record.nodes == 3 for record in result.rounds)
-    assert result.w.tobytes() == here().w.tobytes()
+    assert result.w.tobytes() == train_in_process().w.tobytes()
 
 
-def test_a_run_whose_nodes_all_fail_ends_with_what_they_said_and_keeps_its_model(
-    tmp_path: Path,
-) -> None:
+def test_run_stops_if_all_fail(tmp_path: Path) -> None:
+    """The error names the failures, and the model is saved."""
     ours = local()
     ours.before = lambda number, message: failing(
         number - FIRST, {3}, OSError("disk full")
@@ -83,23 +78,22 @@ def test_a_run_whose_nodes_all_fail_ends_with_what_they_said_and_keeps_its_model
         match=r"too few nodes can make round 3: node \d \(Flower's 10\d\): .*disk full",
     ):
         run(tmp_path, local=ours)
-    heard = [
+    received = [
         (node, records.request_in(content))
-        for node, kind, content in ours.heard
+        for node, kind, content in ours.received
         if kind == "train"
     ]
-    asked_for = [node for node, request in heard if request.broadcast.round == 3]
+    asked_for = [node for node, request in received if request.broadcast.round == 3]
     assert sorted(asked_for) == sorted(3 * [FIRST, FIRST + 1, FIRST + 2])
     found = Run.open(tmp_path / "run")
     assert found.summary is not None
     assert found.summary["status"] == "interrupted"
-    assert (
-        found.model().w.tobytes() == here(rounds=1, tau=4).w.tobytes()
-    )  # of two rounds, w(t) of the first is known
+    # After two rounds, only the loss of the w after round 1 is known.
+    assert found.model().w.tobytes() == train_in_process(rounds=1, tau=4).w.tobytes()
 
 
 @pytest.mark.parametrize("what", ["push_messages", "pull_messages", "get_node_ids"])
-def test_a_run_that_flower_ends_keeps_its_model(
+def test_run_stopped_by_flower_is_saved(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
@@ -107,7 +101,7 @@ def test_a_run_that_flower_ends_keeps_its_model(
     really = getattr(ours, what)
 
     def ended(*arguments: Any) -> Any:
-        if sum(kind == "train" for _, kind, _ in ours.heard) >= 6:  # two rounds of three
+        if sum(kind == "train" for _, kind, _ in ours.received) >= 6:  # two rounds of three
             raise ConnectionError("run is not running")
         return really(*arguments)
 
@@ -124,9 +118,7 @@ def test_a_run_that_flower_ends_keeps_its_model(
 
 
 @pytest.mark.parametrize("method", ["paper", "frugal"])
-def test_a_node_that_has_lost_its_memory_says_so_and_goes_on(
-    method: str, tmp_path: Path
-) -> None:
+def test_node_without_memory_continues(method: str, tmp_path: Path) -> None:
     ours = local()
 
     def before(number: int, message: Message) -> None:
@@ -142,46 +134,36 @@ def test_a_node_that_has_lost_its_memory_says_so_and_goes_on(
     )
 
 
-def test_a_report_that_comes_too_late_is_discarded_and_leaves_no_trace(
-    tmp_path: Path,
-) -> None:
-    """The node makes round 2, which is not counted, and goes back to where it stood after
-    round 1.
-    """
+def test_late_report_leaves_no_trace(tmp_path: Path) -> None:
+    """The node makes round 2 too late and resumes from its state after round 1."""
     ours, late = local(), {"waits": 0}
 
-    def kept_back(number: int, reply: Message) -> bool:
+    def withheld(number: int, reply: Message) -> bool:
         if number == FIRST and reply.metadata.group_id == "2":
             late["waits"] += 1
-            return records.request_in(ours.heard[-1][2]).broadcast.round == 2
+            return records.request_in(ours.received[-1][2]).broadcast.round == 2
         return False
 
-    ours.kept_back = kept_back
+    ours.withheld = withheld
     result = run(tmp_path, local=ours, method="paper", round_timeout=0.3)
     assert [record.missed for record in result.rounds] == [(), (0,), (), (), (), ()]
-    assert [record.nodes for record in result.rounds] == [
-        3,
-        2,
-        2,
-        3,
-        3,
-        3,
-    ]  # it owes a reply when round 3 begins
+    # The node still owes a reply when round 3 begins.
+    assert [record.nodes for record in result.rounds] == [3, 2, 2, 3, 3, 3]
     assert result.run is not None
     assert json.loads((result.run / "summary.json").read_text())["network"]["late"] == 1
-    heard = [
+    received = [
         records.request_in(content)
-        for node, kind, content in ours.heard
+        for node, kind, content in ours.received
         if node == FIRST and kind == "train"
     ]
-    assert [(each.broadcast.round, each.base_round) for each in heard] == [
+    assert [(each.broadcast.round, each.base_round) for each in received] == [
         (1, 0),
         (2, 1),
         (4, 1),
         (5, 4),
         (6, 5),
     ]
-    assert [each.broadcast.catch_up is not None for each in heard] == [
+    assert [each.broadcast.catch_up is not None for each in received] == [
         False,
         False,
         True,
@@ -190,7 +172,7 @@ def test_a_report_that_comes_too_late_is_discarded_and_leaves_no_trace(
     ]
 
 
-def test_a_node_that_is_away_is_not_waited_for(
+def test_absent_node_is_not_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
@@ -207,7 +189,7 @@ def test_a_node_that_is_away_is_not_waited_for(
 
 
 def replaced(ours: LocalGrid, node: int, new: int, config: Any, at: int) -> Any:
-    """In that round a node's SuperNode is started anew, and Flower gives it another number."""
+    """Restart a node's SuperNode in that round, so Flower assigns it another number."""
 
     def before(number: int, message: Message) -> None:
         if message.metadata.group_id == str(at) and new not in ours.contexts:
@@ -220,47 +202,39 @@ def replaced(ours: LocalGrid, node: int, new: int, config: Any, at: int) -> Any:
 
 
 @pytest.mark.parametrize("method", ["paper", "frugal"])
-def test_a_supernode_that_is_started_anew_is_the_node_it_was_without_its_memory(
+def test_restarted_supernode_keeps_its_number(
     method: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Its memory is lost."""
     monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
     ours = local()
     ours.before = replaced(ours, FIRST + 1, 500, partitions(3)[1], at=2)
     result = run(tmp_path, local=ours, method=method)
-    assert [record.nodes for record in result.rounds] == [
-        3,
-        3,
-        2,
-        3,
-        3,
-        3,
-    ]  # in round 3 it is asked what it has
-    heard = [
-        content for node, kind, content in ours.heard if node == 500 and kind == "train"
+    # Round 3 requests its description.
+    assert [record.nodes for record in result.rounds] == [3, 3, 2, 3, 3, 3]
+    received = [
+        content for node, kind, content in ours.received if node == 500 and kind == "train"
     ]
-    requests = [records.request_in(content) for content in heard]
+    requests = [records.request_in(content) for content in received]
     assert [(each.broadcast.round, each.base_round) for each in requests] == [
         (4, 0),
         (5, 4),
         (6, 5),
     ]
-    assert records.welcome_in(heard[0]).numbers == (1,)
-    assert (
-        result.rounds[3].corrected is False
-    )  # all hear that what it knew of drift is lost
+    assert records.welcome_in(received[0]).numbers == (1,)
+    # Its drift is lost, so no node corrects drift.
+    assert result.rounds[3].corrected is False
     assert "node 1 (Flower's 500) has joined" in caplog.text
 
 
 @pytest.mark.parametrize("at", [1, 2, 6])
-def test_a_supernode_that_is_started_anew_in_a_round_that_needs_it_makes_that_round(
+def test_restarted_supernode_completes_the_round(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has failed there under its old number; what it says under that later on is
-    discarded.
-    """
+    """The round needs all three nodes. Later replies under the old number are discarded."""
     monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
     ours = local(min_nodes=3)
     anew = replaced(ours, FIRST + 1, 500, partitions(3)[1], at=at)
@@ -268,7 +242,7 @@ def test_a_supernode_that_is_started_anew_in_a_round_that_needs_it_makes_that_ro
     def before(number: int, message: Message) -> None:
         anew(number, message)
         if number == FIRST + 1 and message.metadata.group_id == str(at):
-            raise OSError("it is going down")
+            raise OSError("shutting down")
 
     ours.before = before
     result = run(tmp_path, local=ours, min_nodes=3)
@@ -276,11 +250,9 @@ def test_a_supernode_that_is_started_anew_in_a_round_that_needs_it_makes_that_ro
     assert not any(record.missed for record in result.rounds)
 
 
-def test_a_node_that_comes_later_takes_part_from_then_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_node_takes_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
-    ours = LocalGrid(asked(**FIXED, nodes=2), partitions(3)[:2])
+    ours = LocalGrid(run_config(**FIXED, nodes=2), partitions(3)[:2])
     before = replaced(ours, FIRST, 500, partitions(3)[2], at=1)
 
     def come(number: int, message: Message) -> None:
@@ -292,7 +264,7 @@ def test_a_node_that_comes_later_takes_part_from_then_on(
     assert [record.nodes for record in result.rounds] == [2, 2, 3, 3, 3, 3]
 
 
-def test_a_node_that_comes_later_and_does_not_fit_is_left_out(
+def test_mismatched_late_node_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(grid, "_NODES_POLL", 0.0)
@@ -319,10 +291,8 @@ def test_a_node_that_comes_later_and_does_not_fit_is_left_out(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(failed=st.sets(st.tuples(st.integers(1, 2), st.integers(1, 6)), max_size=6))
-def test_whatever_nodes_fail_it_is_as_if_they_were_absent(
-    failed: set[tuple[int, int]], tmp_path: Path
-) -> None:
-    """Against fleets that talk to an aggregator directly."""
+def test_failures_equal_absences(failed: set[tuple[int, int]], tmp_path: Path) -> None:
+    """Compared with fleets that an aggregator calls directly."""
     ours = local()
 
     def before(number: int, message: Message) -> None:

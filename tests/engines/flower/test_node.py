@@ -1,6 +1,4 @@
-"""A node that is called with one message at a time: what it keeps in its context, and what
-it says when it cannot.
-"""
+"""The client app: memory in its context, one message at a time, and refusals."""
 
 from typing import Any
 
@@ -14,7 +12,7 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.flower import client
 from fedbudget.protocol.messages import Broadcast, Report
-from support.flower_grid import LocalGrid, carried
+from support.flower_grid import LocalGrid, serialized
 from support.methods import bits
 from support.networked import aggregator, node_data, task, without_network
 from support.problems import CHEAP
@@ -22,12 +20,12 @@ from support.problems import CHEAP
 WELCOME = Welcome("a-run", task("frugal", batch=5), (1,))
 
 
-def held(context: Context) -> NodeData:
+def data_of_context(context: Context) -> NodeData:
     return node_data(1)
 
 
 def new_context() -> Context:
-    LocalGrid({}, [])  # says whose messages these are
+    LocalGrid({}, [])  # sets the run of new messages
     return Context(7, 100, {}, RecordDict(), {})
 
 
@@ -36,10 +34,12 @@ def ask(
 ) -> RecordDict:
     content = records.welcome_out(welcome)
     content.update(records.request_out(RoundRequest(broadcast, base_round), catch_up=True))
-    message = Message(carried(content), 100, "train")
-    context.state = carried(context.state)
-    return carried(
-        node.reply(message, context, lambda each: node.NodeSetup(held(each))).content
+    message = Message(serialized(content), 100, "train")
+    context.state = serialized(context.state)
+    return serialized(
+        node.reply(
+            message, context, lambda each: node.NodeSetup(data_of_context(each))
+        ).content
     )
 
 
@@ -48,7 +48,7 @@ def report(content: RecordDict, broadcast: Broadcast) -> Report:
 
 
 def broadcasts(rounds: int = 5) -> list[Broadcast]:
-    """Of a run with this node alone."""
+    """The broadcasts of a run with this node alone."""
     ours, fleet = aggregator("frugal"), node_data(1).fleet(WELCOME.task, [1])
     broadcast: Any = ours.start()
     found = []
@@ -58,7 +58,7 @@ def broadcasts(rounds: int = 5) -> list[Broadcast]:
     return found
 
 
-def test_it_goes_on_from_its_context_to_the_bit() -> None:
+def test_context_preserves_same_bits() -> None:
     context, fleet = new_context(), node_data(1).fleet(WELCOME.task, [1])
     for broadcast in broadcasts():
         assert bits(
@@ -66,7 +66,8 @@ def test_it_goes_on_from_its_context_to_the_bit() -> None:
         ) == bits(fleet.answer(broadcast))
 
 
-def test_its_context_has_the_last_two_rounds_and_what_others_have_put_there() -> None:
+def test_context_keeps_two_rounds() -> None:
+    """Records of other apps stay in the context."""
     context = new_context()
     context.state["of another"] = ConfigRecord({"kept": 1})
     for broadcast in broadcasts():
@@ -76,44 +77,42 @@ def test_its_context_has_the_last_two_rounds_and_what_others_have_put_there() ->
     assert len(context.state) == 1 + 1 + 2 * 2
 
 
-def test_a_round_that_is_asked_for_again_is_the_same() -> None:
-    context, all_said = new_context(), broadcasts()
+def test_repeated_request_has_same_bits() -> None:
+    context, sent = new_context(), broadcasts()
     first = [
         bits(report(ask(context, broadcast, broadcast.round - 1), broadcast))
-        for broadcast in all_said
+        for broadcast in sent
     ]
-    assert bits(report(ask(context, all_said[-1], 4), all_said[-1])) == first[-1]
+    assert bits(report(ask(context, sent[-1], 4), sent[-1])) == first[-1]
 
 
-def test_one_that_does_not_remember_says_so() -> None:
-    context, all_said = new_context(), broadcasts()
-    for broadcast in all_said[:3]:
+def test_missing_memory_is_reported() -> None:
+    context, sent = new_context(), broadcasts()
+    for broadcast in sent[:3]:
         ask(context, broadcast, broadcast.round - 1)
-    assert records.refusal_in(ask(context, all_said[4], 4)) == (
+    assert records.refusal_in(ask(context, sent[4], 4)) == (
         "this node has no memory of round 4, only of [2, 3]",
         True,
     )
     other = Welcome("another-run", WELCOME.task, (1,))
-    assert records.refusal_in(ask(context, all_said[1], 1, other)) == (
+    assert records.refusal_in(ask(context, sent[1], 1, other)) == (
         "this node has no memory of round 1, only of []",
         True,
     )
-    assert list(node.recall(context.state, WELCOME)) == [
-        2,
-        3,
-    ]  # what it has is not lost by being asked
+    # The request does not change its memory.
+    assert list(node.recall(context.state, WELCOME)) == [2, 3]
 
 
-def test_a_memory_that_is_damaged_is_lost_and_not_a_crash() -> None:
-    context, all_said = new_context(), broadcasts()
-    ask(context, all_said[0], 0)
+def test_damaged_memory_counts_as_lost() -> None:
+    context, sent = new_context(), broadcasts()
+    ask(context, sent[0], 0)
     del context.state["fedbudget-1-arrays"]
-    reason = records.refusal_in(ask(context, all_said[1], 1))
+    reason = records.refusal_in(ask(context, sent[1], 1))
     assert reason is not None
     assert reason[1]
 
 
-def test_an_update_that_warms_up_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[int] = []
     really = Worker.warm_up
 
@@ -130,10 +129,10 @@ def test_an_update_that_warms_up_leaves_no_trace(monkeypatch: pytest.MonkeyPatch
         ) == bits(fleet.answer(broadcast))
     assert warmed == [1, 2, 3, 4, 5]
     ask(context, broadcast, 4)
-    assert warmed == [1, 2, 3, 4, 5]  # a process that lasts does so once
+    assert warmed == [1, 2, 3, 4, 5]  # once per process
 
 
-def test_what_flower_would_not_know_how_to_answer_is_an_answer() -> None:
+def test_errors_are_sent_as_replies() -> None:
     context = new_context()
     described = client(Message(RecordDict(), 100, "query.describe"), context)
     reason = records.refusal_in(described.content)
@@ -143,8 +142,8 @@ def test_what_flower_would_not_know_how_to_answer_is_an_answer() -> None:
     assert records.refusal_in(nonsense.content) == ("a message without welcome", False)
 
 
-def test_one_node_in_a_run_of_four_is_as_without_flower() -> None:
-    """The other three answer directly."""
+def test_flower_node_among_direct_nodes() -> None:
+    """The other three nodes answer directly, and w has the same bits."""
     ours, context = aggregator("frugal"), new_context()
     others = {
         number: node_data(number).fleet(task("frugal", batch=5), [number])

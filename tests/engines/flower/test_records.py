@@ -1,5 +1,5 @@
-"""Messages and memories as Flower's records: they arrive to the bit, and what is not whole
-is refused.
+"""Flower's records: exact round trips of messages and memories, and refusal of invalid
+content.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ from fedbudget.protocol.messages import (
 )
 from fedbudget.protocol.state import FleetState
 from fedbudget.resources.resource import NodeCosts, Reading
-from support.flower_grid import carried
+from support.flower_grid import serialized
 from support.methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
 from support.networked import node_data, task
 from support.usage import node_costs
@@ -70,14 +70,16 @@ def broadcasts(draw: st.DrawFn) -> Broadcast:
 
 
 @given(broadcasts(), st.integers(0, 2**31))
-def test_a_broadcast_arrives_to_the_bit(broadcast: Broadcast, base_round: int) -> None:
+def test_broadcast_round_trip(broadcast: Broadcast, base_round: int) -> None:
     assert bits(
         records.request_in(
-            carried(records.request_out(RoundRequest(broadcast, base_round), catch_up=True))
+            serialized(
+                records.request_out(RoundRequest(broadcast, base_round), catch_up=True)
+            )
         )
     ) == bits(RoundRequest(broadcast, base_round))
     without = records.request_in(
-        carried(records.request_out(RoundRequest(broadcast, base_round), catch_up=False))
+        serialized(records.request_out(RoundRequest(broadcast, base_round), catch_up=False))
     )
     assert bits(without) == bits(
         RoundRequest(replace(broadcast, catch_up=None), base_round)
@@ -85,7 +87,7 @@ def test_a_broadcast_arrives_to_the_bit(broadcast: Broadcast, base_round: int) -
 
 
 def answering(broadcast: Broadcast, draw: Any) -> Report:
-    """What a fleet of two would say, whatever the numbers."""
+    """A report of two nodes with arbitrary numbers."""
     estimates = broadcast.request.estimate and broadcast.round > 1 and broadcast.tau > 0
     drift = broadcast.drift is not None and broadcast.tau > 0
     some = {"rho": draw(numbers), "beta": draw(numbers)} if estimates else {}
@@ -103,12 +105,10 @@ def answering(broadcast: Broadcast, draw: Any) -> Report:
 
 
 @given(broadcasts(), st.data())
-def test_a_report_arrives_to_the_bit_with_what_it_cost(
-    broadcast: Broadcast, data: st.DataObject
-) -> None:
+def test_report_round_trip(broadcast: Broadcast, data: st.DataObject) -> None:
     report = answering(broadcast, data.draw)
     found = records.answer_in(
-        carried(records.answer_out(report, COSTS)), broadcast, report.nodes, report.sizes
+        serialized(records.answer_out(report, COSTS)), broadcast, report.nodes, report.sizes
     )
     assert bits(found.report) == bits(report)
     assert found.costs == COSTS
@@ -117,18 +117,16 @@ def test_a_report_arrives_to_the_bit_with_what_it_cost(
 @pytest.mark.parametrize(
     "costs", [COSTS, node_costs(0.5, 1.0), node_costs(0.0, 0.0, cpu=(1.0, 2.0))]
 )
-def test_costs_that_were_not_measured_are_not_told(costs: NodeCosts) -> None:
-    assert records.costs_in(carried(records.costs_out(costs))) == costs
+def test_costs_round_trip(costs: NodeCosts) -> None:
+    assert records.costs_in(serialized(records.costs_out(costs))) == costs
 
 
 @pytest.mark.parametrize("batch", [None, 5])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_fleet_that_remembers_through_records_goes_on_to_the_bit(
-    method: str, batch: int | None
-) -> None:
+def test_memory_round_trip(method: str, batch: int | None) -> None:
     def stored(memory: FleetState) -> FleetState:
         some, others = records.memory_out(memory)
-        state = carried(RecordDict({"arrays": some, "numbers": others}))
+        state = serialized(RecordDict({"arrays": some, "numbers": others}))
         return records.memory_in(
             state.array_records["arrays"], state.config_records["numbers"]
         )
@@ -146,20 +144,23 @@ def test_a_fleet_that_remembers_through_records_goes_on_to_the_bit(
             assert bits(stored(memory)) == bits(memory)
 
 
-def test_a_node_and_the_aggregator_introduce_themselves() -> None:
+def test_hello_welcome_refusal_round_trip() -> None:
     hello = Hello("17", node_data(1).samples())
     for partition in (None, 0, 4):
-        assert records.hello_in(carried(records.hello_out(hello, partition))) == (
+        assert records.hello_in(serialized(records.hello_out(hello, partition))) == (
             hello,
             partition,
         )
     welcome = Welcome("a-run", task("paper", batch=7), (2, 3))
-    assert records.welcome_in(carried(records.welcome_out(welcome))) == welcome
-    assert records.refusal_in(carried(records.refusal_out("no", lost=True))) == ("no", True)
-    assert records.refusal_in(carried(records.welcome_out(welcome))) is None
+    assert records.welcome_in(serialized(records.welcome_out(welcome))) == welcome
+    assert records.refusal_in(serialized(records.refusal_out("no", lost=True))) == (
+        "no",
+        True,
+    )
+    assert records.refusal_in(serialized(records.welcome_out(welcome))) is None
 
 
-def test_bytes_are_those_of_arrays_and_numbers() -> None:
+def test_size_counts_arrays_and_numbers() -> None:
     w = np.zeros(1000, np.float32)
     broadcast = Broadcast(1, w, 1, 0.1, request=Request(), best=False, stop=False)
     assert (
@@ -170,9 +171,9 @@ def test_bytes_are_those_of_arrays_and_numbers() -> None:
     assert records.size(RecordDict()) == 0
 
 
-# What is not whole.
+# Invalid content.
 
-SAID = Broadcast(
+BROADCAST = Broadcast(
     3,
     np.zeros(SIZE, np.float32),
     2,
@@ -183,14 +184,14 @@ SAID = Broadcast(
 )
 W: Float32 = np.ones((2, SIZE), np.float32)
 ONES = np.ones(2)
-WHOLE = Report(
+VALID_REPORT = Report(
     3, np.array([0, 1]), np.array([5, 5]), ONES, ONES, w=W, rho=ONES, beta=ONES, gradients=W
 )
 
 
-def spoilt(record: str, key: str, value: Any) -> RecordDict:
-    """A whole report, but for one value; None leaves it out."""
-    content = records.answer_out(WHOLE, COSTS)
+def invalid(record: str, key: str, value: Any) -> RecordDict:
+    """A valid report with one value replaced, or removed if it is None."""
+    content = records.answer_out(VALID_REPORT, COSTS)
     if value is None:
         del content[record][key]
     else:
@@ -216,7 +217,7 @@ def spoilt(record: str, key: str, value: Any) -> RecordDict:
         (
             "vectors",
             "w",
-            Array("float32", (2, 5), "numpy.ndarray", b"what is no array"),
+            Array("float32", (2, 5), "numpy.ndarray", b"not an array"),
             "cannot be read",
         ),
         ("costs", "costs", None, "costs is missing"),
@@ -229,11 +230,13 @@ def spoilt(record: str, key: str, value: Any) -> RecordDict:
         ),
     ],
 )
-def test_a_report_that_is_not_whole_is_refused(
+def test_invalid_reports_are_refused(
     record: str, key: str, value: Any, reason: str
 ) -> None:
     with pytest.raises(PeerError, match=reason):
-        records.answer_in(spoilt(record, key, value), SAID, WHOLE.nodes, WHOLE.sizes)
+        records.answer_in(
+            invalid(record, key, value), BROADCAST, VALID_REPORT.nodes, VALID_REPORT.sizes
+        )
 
 
 @pytest.mark.parametrize(
@@ -251,9 +254,9 @@ def test_a_report_that_is_not_whole_is_refused(
         ),
         RecordDict({"costs": MetricRecord({})}),
     ],
-    ids=["nothing", "no bytes of ours", "a text", "empty", "no broadcast", "no costs"],
+    ids=["nothing", "other bytes", "text", "empty", "broadcast", "costs"],
 )
-def test_what_is_no_message_of_ours_is_refused(content: RecordDict) -> None:
+def test_other_messages_are_refused(content: RecordDict) -> None:
     for read in (
         records.hello_in,
         records.welcome_in,
@@ -264,15 +267,15 @@ def test_what_is_no_message_of_ours_is_refused(content: RecordDict) -> None:
             read(content)
 
 
-def test_nothing_pickled_is_read() -> None:
+def test_pickled_arrays_are_refused() -> None:
     import io
     import pickle
 
     held = io.BytesIO()
     np.save(held, np.array([{"a": 1}], object), allow_pickle=True)
     assert pickle.dumps({"a": 1})[:2] in held.getvalue()
-    content = spoilt(
+    content = invalid(
         "vectors", "w", Array("object", (1,), "numpy.ndarray", held.getvalue())
     )
     with pytest.raises(PeerError, match="cannot be read"):
-        records.answer_in(content, SAID, WHOLE.nodes, WHOLE.sizes)
+        records.answer_in(content, BROADCAST, VALID_REPORT.nodes, VALID_REPORT.sizes)
