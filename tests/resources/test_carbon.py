@@ -1,6 +1,4 @@
-"""Energy as codecarbon estimates it: never less than before, without jumps, right in the
-end.
-"""
+"""Energy from codecarbon: monotonic, without jumps, and correct in the end."""
 
 import os
 import subprocess
@@ -23,32 +21,27 @@ class Clock:
         return self.now
 
 
-class TestSamples:
-    def test_power_is_what_it_last_was(self) -> None:
+class TestPowerSamples:
+    def test_last_power_is_extrapolated(self) -> None:
         clock = Clock()
         samples = _PowerSamples(clock)
         samples.add(0.0)
         clock.now += 0.5
         samples.add(10.0)  # 20 W
-        assert (
-            samples.joules() == 0
-        )  # nothing was told yet, and this second makes up for it
+        assert samples.joules() == 0  # the next second adds these 10 J
         clock.now += INTERVAL
         assert samples.joules() == pytest.approx(30)
-        samples.add(30.0)  # as was thought: still 20 W
+        samples.add(30.0)  # as extrapolated: still 20 W
         for tenths in range(20):
             assert samples.joules() == pytest.approx(30 + 2 * tenths)
             clock.now += 0.1
 
-    def test_what_was_wrong_is_made_up_for_in_a_second_without_a_jump(self) -> None:
+    def test_corrections_are_smooth(self) -> None:
         clock = Clock()
         samples = _PowerSamples(clock)
-        for seen in (
-            0.0,
-            20.0,
-            40.0,
-        ):  # one behind, hence 20 told at the second look, 40 after the third
-            samples.add(seen)
+        # Reports are one sample behind: 20 J at the second sample, 40 J after the third.
+        for joules in (0.0, 20.0, 40.0):
+            samples.add(joules)
             clock.now += INTERVAL
         before = samples.joules()
         samples.add(100.0)  # 60 W
@@ -57,12 +50,12 @@ class TestSamples:
         assert before < samples.joules() < 100 + 60 * INTERVAL
         clock.now += INTERVAL / 2
         assert samples.joules() == pytest.approx(100 + 60 * INTERVAL)
-        samples.add(105.0)  # 5 W: less than was thought by far
-        told = samples.joules()
+        samples.add(105.0)  # 5 W, far less than extrapolated
+        reported = samples.joules()
         clock.now += INTERVAL
-        assert samples.joules() == told  # never less
+        assert samples.joules() == reported  # never less
 
-    def test_what_it_says_again_is_no_look(self) -> None:
+    def test_repeated_value_is_no_sample(self) -> None:
         clock = Clock()
         samples = _PowerSamples(clock)
         samples.add(0.0)
@@ -79,29 +72,27 @@ class TestSamples:
             st.tuples(st.floats(0.1, 3.0), st.floats(0.0, 500.0)), min_size=1, max_size=20
         )
     )
-    def test_is_never_less_than_before_nor_further_off_than_what_passes_between_looks(
-        self, spans: list[tuple[float, float]]
-    ) -> None:
+    def test_random_powers_stay_close(self, spans: list[tuple[float, float]]) -> None:
         clock = Clock()
         samples = _PowerSamples(clock)
         samples.add(0.0)
-        told = truly = 0.0
-        most = max(watts for _, watts in spans)
+        reported = actual = 0.0
+        largest_power = max(watts for _, watts in spans)
         for seconds, watts in spans:
             for _ in range(10):
                 clock.now += seconds / 10
-                truly += watts * seconds / 10
-                assert samples.joules() >= told
-                told = samples.joules()
-            samples.add(truly)
+                actual += watts * seconds / 10
+                assert samples.joules() >= reported
+                reported = samples.joules()
+            samples.add(actual)
         for _ in range(10):  # the same power for ten seconds
             clock.now += INTERVAL
-            truly += spans[-1][1] * INTERVAL
-            samples.add(truly)
-        assert abs(samples.joules() - truly) <= (3.0 + INTERVAL) * most + 1e-6
+            actual += spans[-1][1] * INTERVAL
+            samples.add(actual)
+        assert abs(samples.joules() - actual) <= (3.0 + INTERVAL) * largest_power + 1e-6
 
 
-def test_codecarbon_estimates_this_machines_energy() -> None:
+def test_codecarbon_estimates_energy() -> None:
     meter = CodeCarbon.start()
     try:
         readings = [meter.read() for _ in range(1000)]
@@ -109,14 +100,14 @@ def test_codecarbon_estimates_this_machines_energy() -> None:
         assert readings[0] >= 0
         meter._tracker.flush()
         assert meter._samples.count >= 2
-        assert meter._samples._watts > 0  # a machine that takes no power does not run this
+        assert meter._samples._watts > 0
         assert is_estimate(meter.host)
         assert machine(meter.host) == this_host()
     finally:
         meter.close()
 
 
-def test_one_that_does_not_look_any_more_is_an_error_and_not_zero() -> None:
+def test_stale_samples_are_an_error() -> None:
     class Stuck:
         def flush(self) -> None: ...
 
@@ -133,28 +124,30 @@ def test_one_that_does_not_look_any_more_is_an_error_and_not_zero() -> None:
         meter.read()
 
 
-def test_codecarbon_speaks_with_nobody_and_writes_nothing_whatever_its_configuration_says(
+def test_codecarbon_is_silent_and_offline(
     tmp_path: Path,
 ) -> None:
+    """codecarbon opens no connection and writes no file, even if its configuration asks."""
     (tmp_path / ".codecarbon.config").write_text(
         "[codecarbon]\nsave_to_file = true\nsave_to_api = true\nlog_level = debug\n"
         "emissions_endpoint = http://127.0.0.1:9\n"
     )
     program = (
         "import sys\n"
-        "def heard(event, arguments):\n"
-        "    if event in ('socket.connect', 'socket.getaddrinfo'): print(event, arguments)\n"
-        "sys.addaudithook(heard)\n"
+        "def report(event, arguments):\n"
+        "    if event in ('socket.connect', 'socket.getaddrinfo'):\n"
+        "        print(event, arguments)\n"
+        "sys.addaudithook(report)\n"
         "from fedbudget.resources.carbon import CodeCarbon\n"
         "meter = CodeCarbon.start()\n"
         "assert meter.read() >= 0\n"
         "meter.close()\n"
     )
-    home = {**os.environ, "HOME": str(tmp_path)}
+    environment = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
-        env=home,
+        env=environment,
         capture_output=True,
         text=True,
     )

@@ -1,4 +1,4 @@
-"""Counters: they run, add and subtract; one that fails says nothing."""
+"""Counters of a process: snapshots, readings and failures."""
 
 import math
 
@@ -8,7 +8,8 @@ from fedbudget.resources.resource import MeterError, Reading
 
 
 def test_snapshots_add_and_subtract_by_name() -> None:
-    early, late = Snapshot({"time": 10.0, "cpu": 1.0}), Snapshot({"time": 15.0, "cpu": 4.0})
+    early = Snapshot({"time": 10.0, "cpu": 1.0})
+    late = Snapshot({"time": 15.0, "cpu": 4.0})
     assert late - early == Snapshot({"time": 5.0, "cpu": 3.0})
     assert early + (late - early) == late
 
@@ -22,7 +23,7 @@ def test_both_clocks_run() -> None:
     assert passed["cpu"] > 0
 
 
-def test_resources_without_a_counter_are_not_read() -> None:
+def test_resources_without_counter_are_skipped() -> None:
     counters = ResourceCounters.of(
         [RESOURCES["bytes"], RESOURCES["cpu"], RESOURCES["money"]]
     )
@@ -37,14 +38,14 @@ def test_given_readers_replace_those_of_resources() -> None:
     assert counters.read() == Snapshot({"time": 5.0})
 
 
-def test_readings_are_per_update_and_of_the_round() -> None:
+def test_readings_per_update_and_round() -> None:
     counters = ResourceCounters({"x": FunctionReader(lambda: 0.0, host="a")})
     assert counters.readings(Snapshot({"x": 6.0}), Snapshot({"x": 7.0}), 3) == {
         "x": Reading(2.0, 7.0, "a")
     }
 
 
-def test_failing_counter_says_nothing_which_is_not_zero() -> None:
+def test_failing_counter_has_no_reading() -> None:
     def fail() -> float:
         raise MeterError("no such file")
 

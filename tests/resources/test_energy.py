@@ -1,4 +1,4 @@
-"""Energy: declared watts, joules that machines measure, and which reader is taken."""
+"""Energy: declared watts, measured joules, and the choice of a reader."""
 
 import math
 
@@ -19,25 +19,24 @@ from fedbudget.resources.resource import (
 from support.usage import usage
 
 TIME = Cost(0.5, 2.0)
-NONE = usage()
-ALL = usage(
-    energy=CombinedReading(4.0, 55.0, nodes=4)
-)  # 10 updates of 4 J are 40 of the 55 J that were measured
-ONE_NOT = usage(energy=CombinedReading(4.0, 55.0, nodes=3))
+UNMETERED = usage()
+# 10 updates of 4 J are 40 of the 55 J.
+METERED = usage(energy=CombinedReading(4.0, 55.0, nodes=4))
+PARTLY_METERED = usage(energy=CombinedReading(4.0, 55.0, nodes=3))
 ESTIMATE = usage(energy=CombinedReading(4.0, 55.0, nodes=4, estimated=True))
 DECLARED = DeclaredEnergy(watts=3.0, joules_per_byte=1e-6)
 NO_BYTES = DeclaredEnergy(watts=3.0, joules_per_byte=0.0)
 
 
-def test_power_of_all_nodes_over_time_and_joules_per_byte() -> None:
+def test_declared_watts_and_bytes() -> None:
     # 4 nodes of 3 W are 12 W: 6 J for an update of half a second, 24 J for two seconds, and
     # 2 MB at 1 µJ are 2 J.
-    cost = DECLARED.read(NONE, TIME)
+    cost = DECLARED.read(UNMETERED, TIME)
     assert (cost.step, cost.aggregation) == pytest.approx((6.0, 26.0))
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_declared_figures_are_not_negative(value: float) -> None:
+def test_negative_declarations_are_refused(value: float) -> None:
     for name in ("watts", "joules_per_byte"):
         with pytest.raises(
             UserError,
@@ -52,37 +51,39 @@ def network(declared: DeclaredEnergy) -> Meters:
 
 
 class TestMeasured:
-    def test_watts_do_not_count_where_all_are_metered(self) -> None:
-        assert MeasuredEnergy(NO_BYTES).read(ALL, TIME) == Cost(4.0, 15.0)
+    def test_meters_replace_declared_watts(self) -> None:
+        assert MeasuredEnergy(NO_BYTES).read(METERED, TIME) == Cost(4.0, 15.0)
 
-    def test_bytes_cost_what_is_declared(self) -> None:
-        """No meter sees the network card."""
-        cost = MeasuredEnergy(DECLARED).read(ALL, TIME)
+    def test_bytes_use_declared_joules(self) -> None:
+        """Meters do not cover the network card."""
+        cost = MeasuredEnergy(DECLARED).read(METERED, TIME)
         assert (cost.step, cost.aggregation) == pytest.approx((4.0, 15.0 + 2.0))
 
-    def test_node_without_a_meter_takes_declared_watts(self) -> None:
+    def test_unmetered_node_uses_declared_watts(self) -> None:
         # 3 W for half a second are 1.5 J, and for two seconds 6 J.
-        cost = MeasuredEnergy(DECLARED).read(ONE_NOT, TIME)
+        cost = MeasuredEnergy(DECLARED).read(PARTLY_METERED, TIME)
         assert (cost.step, cost.aggregation) == pytest.approx((4.0 + 1.5, 15.0 + 6.0 + 2.0))
 
-    def test_without_any_meter_it_is_declared(self) -> None:
-        assert MeasuredEnergy(DECLARED).read(NONE, TIME) == DECLARED.read(NONE, TIME)
+    def test_no_meters_use_declared_energy(self) -> None:
+        assert MeasuredEnergy(DECLARED).read(UNMETERED, TIME) == DECLARED.read(
+            UNMETERED, TIME
+        )
 
     @pytest.mark.parametrize(
         ("declared", "rounds", "source"),
         [
             (NO_BYTES, [], "declared"),
-            (NO_BYTES, [NONE, NONE], "declared"),
-            (NO_BYTES, [ALL, ALL], "measured"),
+            (NO_BYTES, [UNMETERED, UNMETERED], "declared"),
+            (NO_BYTES, [METERED, METERED], "measured"),
             (NO_BYTES, [ESTIMATE], "estimated"),
-            (NO_BYTES, [ALL, NONE], "estimated"),
-            (NO_BYTES, [NONE, ALL], "estimated"),
-            (NO_BYTES, [ONE_NOT, ALL], "estimated"),
-            (DECLARED, [ALL, ALL], "estimated"),
-            (DECLARED, [NONE], "declared"),
+            (NO_BYTES, [METERED, UNMETERED], "estimated"),
+            (NO_BYTES, [UNMETERED, METERED], "estimated"),
+            (NO_BYTES, [PARTLY_METERED, METERED], "estimated"),
+            (DECLARED, [METERED, METERED], "estimated"),
+            (DECLARED, [UNMETERED], "declared"),
         ],
     )
-    def test_source_is_of_all_rounds_so_far(
+    def test_source_of_all_rounds(
         self, declared: DeclaredEnergy, rounds: list[RoundUsage], source: str
     ) -> None:
         meters = network(declared)
@@ -90,38 +91,36 @@ class TestMeasured:
             meters.read(each)
         assert meters.sources == {"energy": source}
 
-    def test_trial_is_no_round(self) -> None:
+    def test_trial_does_not_change_source(self) -> None:
         meters = network(NO_BYTES)
-        assert meters.expect(NONE).step.tolist() == [6.0]
-        meters.read(ALL)
+        assert meters.expect(UNMETERED).step.tolist() == [6.0]
+        meters.read(METERED)
         assert meters.sources == {"energy": "measured"}
 
     @pytest.mark.parametrize("unknown", [math.nan, math.inf, -1.0])
     @pytest.mark.parametrize("part", ["step", "whole"])
-    def test_unknown_reading_is_an_error_without_trace(
-        self, part: str, unknown: float
-    ) -> None:
+    def test_unknown_reading_leaves_source(self, part: str, unknown: float) -> None:
         meter = MeasuredEnergy(NO_BYTES)
         values = {"step": 4.0, "whole": 55.0, part: unknown}
         with pytest.raises(MeterError, match="energy of a round is unknown"):
             meter.read(usage(energy=CombinedReading(**values, nodes=3)), TIME)  # type: ignore[arg-type]
-        meter.read(ALL, TIME)
+        meter.read(METERED, TIME)
         assert meter.source == "measured"
 
 
-class TestWhichReader:
-    def test_is_rapl_where_it_can_be_read_or_else_none_unless_said_otherwise(self) -> None:
+class TestEnergyReader:
+    def test_rapl_by_default(self) -> None:
         assert type(energy_reader()) is type(energy_reader("auto")) is type(Rapl.find())
         assert energy_reader("declared") is None
 
-    def test_one_that_is_asked_for_must_be_there(self) -> None:
+    def test_requested_reader_must_work(self) -> None:
         if Rapl.find() is not None:
             assert isinstance(energy_reader("rapl"), Rapl)
         else:
             with pytest.raises(UserError, match="energy-meter rapl cannot be read here: "):
                 energy_reader("rapl")
 
-    def test_must_be_known(self) -> None:
+    def test_unknown_reader_is_refused(self) -> None:
         with pytest.raises(
             UserError,
             match="must be one of auto, rapl, codecarbon, declared, not 'sundial'",

@@ -1,4 +1,4 @@
-"""Privacy as a resource: ρ and ε of each other, as an accountant of others has them."""
+"""Privacy as a resource: ρ and ε, compared with Google's accountants."""
 
 import math
 
@@ -19,7 +19,7 @@ DELTAS = st.sampled_from([1e-9, 1e-7, 1e-5, 1e-3])
 
 @settings(max_examples=30, deadline=None)
 @given(EPSILONS, DELTAS)
-def test_conversion_is_the_librarys(epsilon: float, delta: float) -> None:
+def test_conversion_agrees_with_library(epsilon: float, delta: float) -> None:
     rho = rho_of(epsilon, delta)
     assert rho == pytest.approx(
         1 / (2 * dp_accounting.get_sigma_gaussian(epsilon, delta) ** 2), rel=1e-6
@@ -29,13 +29,10 @@ def test_conversion_is_the_librarys(epsilon: float, delta: float) -> None:
 
 @settings(max_examples=6, deadline=None)
 @given(st.lists(st.floats(0.7, 60), min_size=1, max_size=8), DELTAS)
-def test_a_sequence_of_mechanisms_costs_what_the_library_says(
-    multipliers: list[float], delta: float
-) -> None:
-    """By privacy loss distributions, which round up a little, and by Rényi's, which is not
-    tight.
-    """
-    tight, loose = PLDAccountant(), RdpAccountant()
+def test_composition_agrees_with_library(multipliers: list[float], delta: float) -> None:
+    """Privacy loss distributions round up slightly; Rényi accounting is an upper bound."""
+    tight = PLDAccountant()
+    loose = RdpAccountant()
     for sigma in multipliers:
         tight.compose(dp_accounting.GaussianDpEvent(sigma))
         loose.compose(dp_accounting.GaussianDpEvent(sigma))
@@ -49,9 +46,7 @@ def test_a_sequence_of_mechanisms_costs_what_the_library_says(
 
 @settings(max_examples=6, deadline=None)
 @given(st.floats(0.3, 12), DELTAS, st.integers(1, 30))
-def test_a_budget_that_is_spent_is_within_it_by_any_accountant(
-    epsilon: float, delta: float, rounds: int
-) -> None:
+def test_spent_budget_satisfies_library(epsilon: float, delta: float, rounds: int) -> None:
     rho = float(Budget({"privacy": epsilon}, delta).array[0])
     accountant = PLDAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(math.sqrt(rounds / (2 * rho))), rounds)
@@ -59,28 +54,28 @@ def test_a_budget_that_is_spent_is_within_it_by_any_accountant(
 
 
 @given(st.integers(1, 100_000))
-def test_delta_is_below_one_over_nodes_squared(nodes: int) -> None:
+def test_default_delta(nodes: int) -> None:
     assert 1e-2 / nodes**2 <= default_delta(nodes) * 1000
     assert default_delta(nodes) < 1 / nodes**2 or nodes == 1
     assert default_delta(nodes) <= 1e-5
 
 
-def test_sums_are_shown_as_epsilon() -> None:
+def test_totals_are_epsilon() -> None:
     budget = Budget({"time": 15.0, "privacy": 4.0}, 1e-5)
-    shown = budget.totals(budget.array / 2)
-    assert shown["time"] == 7.5
-    assert shown["privacy"] == pytest.approx(
+    totals = budget.totals(budget.array / 2)
+    assert totals["time"] == 7.5
+    assert totals["privacy"] == pytest.approx(
         epsilon_of(rho_of(4.0, 1e-5) / 2, 1e-5), rel=1e-4
     )
-    assert shown["privacy"] > 2  # half of ρ is more than half of ε
+    assert totals["privacy"] > 2  # half of ρ is more than half of ε
 
 
 @pytest.mark.parametrize("epsilon", [-1.0, 0.0, 101.0])
-def test_what_hides_nothing_is_refused(epsilon: float) -> None:
+def test_epsilon_out_of_range(epsilon: float) -> None:
     with pytest.raises(UserError, match="positive"):
         _ = Budget({"privacy": epsilon}, 1e-5).array
 
 
-def test_a_limit_needs_delta() -> None:
+def test_privacy_budget_needs_delta() -> None:
     with pytest.raises(UserError, match="privacy_delta"):
         _ = Budget({"privacy": 4.0}).array

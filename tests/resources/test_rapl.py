@@ -1,4 +1,4 @@
-"""Energy from powercap, on trees of files that are made like the kernel's."""
+"""Energy from powercap, on copies of the kernel's file tree."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ RANGE = 262_143_328_850  # of a real processor
 def zone(
     root: Path, folder: str, name: str, microjoules: int | str, limit: int | str = RANGE
 ) -> Path:
-    """A zone of powercap; its counter."""
+    """Create a zone of powercap and return its counter."""
     path = root / folder
     path.mkdir(parents=True)
     (path / "name").write_text(f"{name}\n")
@@ -23,13 +23,13 @@ def zone(
     return counter
 
 
-def found(root: Path) -> Rapl:
+def rapl_of(root: Path) -> Rapl:
     rapl = Rapl.find(root)
     assert rapl is not None
     return rapl
 
 
-def refused(root: Path) -> str:
+def error_of(root: Path) -> str:
     assert Rapl.find(root) is None
     with pytest.raises(MeterError) as error:
         Rapl(root)
@@ -37,52 +37,47 @@ def refused(root: Path) -> str:
 
 
 class TestCounting:
-    def test_joules_count_from_when_it_was_made(self, tmp_path: Path) -> None:
+    def test_joules_since_creation(self, tmp_path: Path) -> None:
         counter = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
-        rapl = found(tmp_path)
+        rapl = rapl_of(tmp_path)
         assert rapl.read() == 0
         counter.write_text("7500000\n")
         assert rapl.read() == rapl.read() == 2.5
         counter.write_text("8000000\n")
         assert rapl.read() == 3.0
 
-    def test_a_counter_that_starts_again_goes_on(self, tmp_path: Path) -> None:
+    def test_counter_overflow(self, tmp_path: Path) -> None:
         counter = zone(tmp_path, "intel-rapl:0", "package-0", 9_000_000, limit=10_000_000)
-        rapl = found(tmp_path)
-        seen = []
+        rapl = rapl_of(tmp_path)
+        readings = []
         for microjoules in (9_500_000, 500_000, 400_000, 10_000_000, 0):
             counter.write_text(str(microjoules))
-            seen.append(rapl.read())
-        # 0.5; 1 more to 0.5 over the end; 9.9 more to just before it; 9.6 more to the end,
-        # which is the start.
-        assert seen == pytest.approx([0.5, 1.5, 11.4, 21.0, 21.0])
+            readings.append(rapl.read())
+        # + 0.5; + 1 across the end; + 9.9 across the end; + 9.6; the end equals the start.
+        assert readings == pytest.approx([0.5, 1.5, 11.4, 21.0, 21.0])
 
-    def test_packages_add_up_and_each_starts_again_by_itself(self, tmp_path: Path) -> None:
+    def test_packages_are_summed(self, tmp_path: Path) -> None:
         one = zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000, limit=4_000_000)
         other = zone(tmp_path, "intel-rapl:1", "package-1", 6_000_000, limit=8_000_000)
         tenth = zone(tmp_path, "intel-rapl:10", "package-10-die-0", 0)
-        rapl = found(tmp_path)
+        rapl = rapl_of(tmp_path)
         one.write_text("3000000")  # 2 more
         other.write_text("1000000")  # 3 more, over its end
         tenth.write_text("250000")  # 0.25 more
         assert rapl.read() == 5.25
 
-    def test_what_is_part_of_a_package_or_has_it_in_it_is_not_added(
-        self, tmp_path: Path
-    ) -> None:
+    def test_nested_zones_are_skipped(self, tmp_path: Path) -> None:
         package = zone(tmp_path, "intel-rapl:0", "package-0", 0)
-        besides = [
+        others = [
             zone(tmp_path, "intel-rapl:0:0", "core", 0),
             zone(tmp_path, "intel-rapl:0:1", "dram", 0),
             zone(tmp_path, "intel-rapl:0/intel-rapl:0:0", "core", 0),
             zone(tmp_path, "intel-rapl:1", "psys", 0),
-            zone(
-                tmp_path, "intel-rapl-mmio:0", "package-0", 0
-            ),  # the same package, seen another way
+            zone(tmp_path, "intel-rapl-mmio:0", "package-0", 0),  # the same package
         ]
         (tmp_path / "intel-rapl").mkdir()
-        rapl = found(tmp_path)
-        for counter in besides:
+        rapl = rapl_of(tmp_path)
+        for counter in others:
             counter.write_text("7000000")
         assert rapl.read() == 0
         package.write_text("1000000")
@@ -90,10 +85,10 @@ class TestCounting:
 
 
 class TestFailures:
-    def test_a_read_that_fails_is_an_error_and_loses_nothing(self, tmp_path: Path) -> None:
+    def test_failed_read_loses_nothing(self, tmp_path: Path) -> None:
         counter = zone(tmp_path, "intel-rapl:0", "package-0", 0)
         later = zone(tmp_path, "intel-rapl:1", "package-1", 0)
-        rapl = found(tmp_path)
+        rapl = rapl_of(tmp_path)
         counter.write_text("1000000")
         later.unlink()
         with pytest.raises(
@@ -104,40 +99,36 @@ class TestFailures:
         assert rapl.read() == 3
 
     @pytest.mark.parametrize("text", ["", "garbage", "-5", "1.5", "1e6", "12 13", "\xff"])
-    def test_what_is_no_number_is_an_error(self, tmp_path: Path, text: str) -> None:
+    def test_invalid_numbers(self, tmp_path: Path, text: str) -> None:
         counter = zone(tmp_path, "intel-rapl:0", "package-0", 0)
-        rapl = found(tmp_path)
+        rapl = rapl_of(tmp_path)
         counter.write_text(text, "latin-1")
         with pytest.raises(MeterError, match="not a number of microjoules"):
             rapl.read()
-        assert "not a number of microjoules" in refused(tmp_path)
+        assert "not a number of microjoules" in error_of(tmp_path)
 
-    def test_more_than_a_counter_counts_to_is_an_error(self, tmp_path: Path) -> None:
+    def test_value_above_the_range(self, tmp_path: Path) -> None:
         counter = zone(tmp_path, "intel-rapl:0", "package-0", 0, limit=1000)
-        rapl = found(tmp_path)
+        rapl = rapl_of(tmp_path)
         counter.write_text("1001")
-        with pytest.raises(
-            MeterError, match="1001, more than its maximum of 1000"
-        ):
+        with pytest.raises(MeterError, match="1001, more than its maximum of 1000"):
             rapl.read()
 
-    def test_a_counter_may_be_gone_from_the_start(self, tmp_path: Path) -> None:
+    def test_missing_counter(self, tmp_path: Path) -> None:
         zone(tmp_path, "intel-rapl:0", "package-0", 0).unlink()
-        assert "energy_uj cannot be read: No such file" in refused(tmp_path)
+        assert "energy_uj cannot be read: No such file" in error_of(tmp_path)
 
-    def test_one_package_that_cannot_be_read_is_enough_to_have_none(
-        self, tmp_path: Path
-    ) -> None:
+    def test_one_unreadable_package_disables_rapl(self, tmp_path: Path) -> None:
         zone(tmp_path, "intel-rapl:0", "package-0", 0)
         counter = zone(tmp_path, "intel-rapl:1", "package-1", 0)
         counter.unlink()
-        counter.mkdir()  # which not even root can read
-        assert "intel-rapl:1/energy_uj cannot be read: Is a directory" in refused(tmp_path)
+        counter.mkdir()  # unreadable even for root
+        assert "intel-rapl:1/energy_uj cannot be read: Is a directory" in error_of(tmp_path)
 
-    def test_a_counter_that_root_keeps_to_itself_says_so(
+    def test_counter_for_root_only(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Tests may run as root, who can read anything, so the refusal is made up."""
+        """Tests may run as root, so the error is simulated."""
         zone(tmp_path, "intel-rapl:0", "package-0", 0)
         read = Path.read_text
 
@@ -147,28 +138,28 @@ class TestFailures:
             return read(path, *args, **options)
 
         monkeypatch.setattr(Path, "read_text", guarded)
-        assert "energy_uj is readable by root only" in refused(tmp_path)
+        assert "energy_uj is readable by root only" in error_of(tmp_path)
 
-    def test_a_machine_without_powercap_says_so(self, tmp_path: Path) -> None:
-        assert refused(tmp_path / "powercap") == "this machine has no powercap"
+    def test_machine_without_powercap(self, tmp_path: Path) -> None:
+        assert error_of(tmp_path / "powercap") == "this machine has no powercap"
 
-    def test_a_powercap_without_packages_says_so(self, tmp_path: Path) -> None:
-        assert "no processor's energy" in refused(tmp_path)
+    def test_powercap_without_packages(self, tmp_path: Path) -> None:
+        assert "no processor's energy" in error_of(tmp_path)
         zone(tmp_path, "intel-rapl:0", "psys", 0)
-        assert "no processor's energy" in refused(tmp_path)
+        assert "no processor's energy" in error_of(tmp_path)
 
 
-def test_all_on_one_machine_have_the_same_host_which_does_not_name_it(
+def test_host_is_an_anonymous_hash(
     tmp_path: Path,
 ) -> None:
     zone(tmp_path / "one", "intel-rapl:0", "package-0", 0)
     zone(tmp_path / "other", "intel-rapl:0", "package-0", 0)
-    hosts = {found(tmp_path / folder).host for folder in ("one", "other")}
+    hosts = {rapl_of(tmp_path / folder).host for folder in ("one", "other")}
     assert len(hosts) == 1
     assert all(len(host) == 16 and int(host, 16) >= 0 for host in hosts)
 
 
-def test_this_machine_has_one_that_counts_or_says_why_not() -> None:
+def test_rapl_of_this_machine() -> None:
     rapl = Rapl.find()
     if rapl is None:
         with pytest.raises(MeterError, match=r"powercap|readable by root"):

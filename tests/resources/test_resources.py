@@ -1,5 +1,5 @@
-"""The list of resources: one of one's own needs no other file, from the budget to the
-record and over a network.
+"""The list of resources: a custom resource works from budget to record and over a network
+without changes of other files.
 """
 
 import ast
@@ -44,9 +44,7 @@ SOURCES = Path(fedbudget.__file__).parent
 
 
 class NodeTime(Resource):
-    """Milliseconds that all nodes and the aggregator are at work; counted like time, but
-    added up.
-    """
+    """Milliseconds of work, summed over all nodes and the aggregator."""
 
     name = "nodetime"
     unit = "ms"
@@ -60,21 +58,21 @@ class NodeTime(Resource):
 
 
 @pytest.fixture
-def own() -> Iterator[Resource]:
+def custom() -> Iterator[Resource]:
     resource = NodeTime()
     register(resource)
     yield resource
     del RESOURCES[resource.name]
 
 
-def test_own_resource_in_a_budget(own: Resource) -> None:
+def test_custom_resource_in_a_budget(custom: Resource) -> None:
     budget = Budget.parse(["nodetime=2s", "bytes=1kB"])
-    assert (budget.limits["nodetime"], budget.resources[0]) == (2000.0, own)
+    assert (budget.limits["nodetime"], budget.resources[0]) == (2000.0, custom)
     assert str(budget) == "nodetime=2000ms, bytes=1kB"
 
 
-def ratio(result: Result) -> float:
-    """Of the node time to the time that a run took."""
+def node_time_ratio(result: Result) -> float:
+    """Node time divided by the time of the run."""
     assert result.sources == {"time": "measured", "nodetime": "measured"}
     assert result.run is not None
     assert [record.spent["nodetime"] for record in Run.open(result.run).rounds][
@@ -96,58 +94,54 @@ def settings(limit: str, rounds: int | None = 6) -> Settings:
     )
 
 
-@pytest.mark.usefixtures("own")
-def test_own_resource_in_one_process(tmp_path: Path) -> None:
-    """All nodes share a clock there, so that the sum is the time itself."""
+@pytest.mark.usefixtures("custom")
+def test_custom_resource_in_one_process(tmp_path: Path) -> None:
+    """All nodes share a clock, so the sum equals the time."""
     result = execute(simulate(settings("2000s")), out=tmp_path / "run", plot=False)
-    assert ratio(result) == pytest.approx(1.0, rel=0.05)
+    assert node_time_ratio(result) == pytest.approx(1.0, rel=0.05)
 
 
-@pytest.mark.usefixtures("own")
-def test_own_resource_over_a_network(tmp_path: Path) -> None:
-    threads, chosen = [], settings("2000s")
+@pytest.mark.usefixtures("custom")
+def test_custom_resource_over_a_network(tmp_path: Path) -> None:
+    threads: list[threading.Thread] = []
+    options = settings("2000s")
 
-    def opened(server: AggregatorServer) -> None:
+    def start_nodes(server: AggregatorServer) -> None:
         for number in (1, 2):
-            work = Worker(from_dataset(chosen, f"{number}/2"))
-            joining = run_node(f"127.0.0.1:{server.port}", work, name=f"node-{number}")
-            threads.append(
-                threading.Thread(target=asyncio.run, args=(joining,), daemon=True)
-            )
+            work = Worker(from_dataset(options, f"{number}/2"))
+            node = run_node(f"127.0.0.1:{server.port}", work, name=f"node-{number}")
+            threads.append(threading.Thread(target=asyncio.run, args=(node,), daemon=True))
             threads[-1].start()
 
-    listening = ListenOptions("127.0.0.1:0")
-    with serving(chosen, listening, interrupted=lambda: False, opened=opened) as plan:
+    listen = ListenOptions("127.0.0.1:0")
+    with serving(options, listen, interrupted=lambda: False, opened=start_nodes) as plan:
         result = execute(plan, out=tmp_path / "run", plot=False)
     for thread in threads:
         thread.join(LONG)
-    assert (
-        1.0 < ratio(result) < 3.0
-    )  # the aggregator all the time, and two nodes for some of it
+    # The aggregator works all the time, and two nodes part of it.
+    assert 1.0 < node_time_ratio(result) < 3.0
 
 
-@pytest.mark.usefixtures("own")
-def test_own_resource_ends_a_run() -> None:
+@pytest.mark.usefixtures("custom")
+def test_custom_resource_ends_a_run() -> None:
     result = execute(simulate(settings("300ms", rounds=None)))
     assert result.stopped_by == "nodetime"
-    assert (
-        result.spent["nodetime"] > 0
-    )  # how much is over depends on the machine: it is measured
+    assert result.spent["nodetime"] > 0  # the overshoot depends on the machine
 
 
 @pytest.mark.parametrize(
-    ("name", "mistake"), [("time", "already"), ("two words", "letters")]
+    ("name", "message"), [("time", "already"), ("two words", "letters")]
 )
-def test_names_are_of_letters_and_once(name: str, mistake: str) -> None:
-    named = type("Named", (NodeTime,), {"name": name})
-    with pytest.raises(ValueError, match=mistake):
-        register(named())
+def test_names_are_unique_words(name: str, message: str) -> None:
+    resource_class = type("Named", (NodeTime,), {"name": name})
+    with pytest.raises(ValueError, match=message):
+        register(resource_class())
     assert RESOURCES.keys() == {"time", "energy", "bytes", "cpu", "money", "privacy"}
 
 
 @pytest.mark.parametrize("name", sorted(RESOURCES.keys() - {"time"}))
-def test_only_its_own_file_knows_a_resource(name: str) -> None:
-    """Other files find resources in the list of resources."""
+def test_one_file_names_each_resource(name: str) -> None:
+    """Other files use the list of resources."""
     parts = ["budget", "engines", "protocol", "runs", "dashboard", "trackers", "api.py"]
     files = [
         file
@@ -157,8 +151,8 @@ def test_only_its_own_file_knows_a_resource(name: str) -> None:
     ]
     assert len(files) > 50
     resources = SOURCES / "resources"
-    own = (Path(inspect.getfile(type(RESOURCES[name]))), resources / "__init__.py")
-    for file in {*files, *resources.glob("*.py")}.difference(own):
+    custom = (Path(inspect.getfile(type(RESOURCES[name]))), resources / "__init__.py")
+    for file in {*files, *resources.glob("*.py")}.difference(custom):
         strings = {
             node.value
             for node in ast.walk(ast.parse(file.read_text()))
@@ -180,17 +174,17 @@ class TestRoundUsage:
         ),
     )
 
-    def test_each_resource_combines_in_its_own_way(self) -> None:
-        found = round_usage(self.TWO, updates=4, own=Snapshot({"time": 9.0, "cpu": 0.5}))
-        assert (found.updates, found.nodes, found.wire_bytes) == (4, 5, 30)
-        assert found.readings["time"] == CombinedReading(0.3, 9.0, nodes=5)
-        assert found.readings["cpu"].step == pytest.approx(0.6)
-        assert found.readings["cpu"].whole == 2.5
+    def test_resources_combine_in_different_ways(self) -> None:
+        used = round_usage(self.TWO, updates=4, own=Snapshot({"time": 9.0, "cpu": 0.5}))
+        assert (used.updates, used.nodes, used.wire_bytes) == (4, 5, 30)
+        assert used.readings["time"] == CombinedReading(0.3, 9.0, nodes=5)
+        assert used.readings["cpu"].step == pytest.approx(0.6)
+        assert used.readings["cpu"].whole == 2.5
 
-    def test_trial_is_what_nodes_say_alone(self) -> None:
-        found = round_usage(self.TWO)
-        assert found.readings["time"] == CombinedReading(0.3, 1.0, nodes=5)
-        assert found.readings["cpu"].whole == 5.0
+    def test_trial_uses_node_readings(self) -> None:
+        used = round_usage(self.TWO)
+        assert used.readings["time"] == CombinedReading(0.3, 1.0, nodes=5)
+        assert used.readings["cpu"].whole == 5.0
 
     def test_counted_bytes_replace_those_of_nodes(self) -> None:
         assert round_usage(self.TWO, wire_bytes=123).wire_bytes == 123
@@ -198,12 +192,12 @@ class TestRoundUsage:
     def test_groups_without_nodes_do_not_count(self) -> None:
         assert round_usage([*self.TWO, NodeCosts({}, nodes=0)]) == round_usage(self.TWO)
 
-    def test_unheard_resources_are_ignored(self) -> None:
-        """A node may know more than the aggregator."""
-        stranger = NodeCosts({"time": Reading(0.1, 1.0), "water": Reading(1.0, 2.0)})
-        assert round_usage([stranger]).readings.keys() == {"time"}
+    def test_unknown_resources_are_ignored(self) -> None:
+        """A node may report resources that the aggregator does not have."""
+        unknown = NodeCosts({"time": Reading(0.1, 1.0), "water": Reading(1.0, 2.0)})
+        assert round_usage([unknown]).readings.keys() == {"time"}
 
-    def test_nobody_makes_a_round_of_time_alone(self) -> None:
+    def test_round_without_nodes_costs_time(self) -> None:
         assert round_usage([], own=Snapshot({"time": 2.5})).readings == {
             "time": CombinedReading(0.0, 2.5, 0)
         }

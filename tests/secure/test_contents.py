@@ -1,4 +1,4 @@
-"""What is in a masked vector adds up to what a plain sum over the same reports is."""
+"""The contents of masked vectors add up to the plain sums over the same reports."""
 
 from dataclasses import replace
 from typing import Any
@@ -52,7 +52,9 @@ def group_of(report: Report, scale: int) -> Group:
     return Group(4, 1, ("a", "b", "c"), 3, weights, scale, 16, 8, None, ())
 
 
-def opened(contents: Contents, reports: list[Report], scale: int, tallies: Any = ()) -> Any:
+def encode_and_open(
+    contents: Contents, reports: list[Report], scale: int, tallies: Any = ()
+) -> Any:
     tallies = tallies or [()] * len(reports)
     encoded = [
         contents.encode(report, group_of(report, scale), each)
@@ -64,8 +66,9 @@ def opened(contents: Contents, reports: list[Report], scale: int, tallies: Any =
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 5000), min_size=3, max_size=12), st.integers(0, 1000))
-def test_sums_are_those_of_reports(sizes: list[int], seed: int) -> None:
-    broadcast, cut = broadcast_of(), 2  # the first member speaks for two nodes
+def test_opened_sums_equal_plain_sums(sizes: list[int], seed: int) -> None:
+    broadcast = broadcast_of()
+    cut = 2  # the first member reports for two nodes
     whole = report_of(list(range(len(sizes))), sizes, seed)
     plain = ReportsHere(whole).sums
 
@@ -80,37 +83,39 @@ def test_sums_are_those_of_reports(sizes: list[int], seed: int) -> None:
     parts = [some(0, cut), *(some(at, at + 1) for at in range(cut, len(sizes)))]
     scale = int(sum(sizes) - 1).bit_length()
     contents = Contents.of(broadcast, 16, None)
-    found = OpenedReports(
-        broadcast, opened(contents, parts, scale), whole.nodes, whole.sizes, scale
+    result = OpenedReports(
+        broadcast, encode_and_open(contents, parts, scale), whole.nodes, whole.sizes, scale
     ).sums
-    assert np.array(found.totals) == pytest.approx(np.array(plain.totals), rel=1e-12)
+    assert np.array(result.totals) == pytest.approx(np.array(plain.totals), rel=1e-12)
     assert plain.w is not None
-    assert found.w is not None
-    # Every member rounds to a step of 2^-53, of what is at most twice the sum of weights.
-    assert np.abs(found.w - plain.w).max() / plain.totals.used < len(parts) * 2.0**-52
-    assert np.abs(found.mean(found.w) - plain.mean(plain.w)).max() < 1e-7
-    assert found.largest_beta is not None
+    assert result.w is not None
+    # Every member rounds to 2^-53 of at most twice the sum of weights.
+    assert np.abs(result.w - plain.w).max() / plain.totals.used < len(parts) * 2.0**-52
+    assert np.abs(result.mean(result.w) - plain.mean(plain.w)).max() < 1e-7
+    assert result.largest_beta is not None
     assert plain.largest_beta is not None
-    assert plain.largest_beta * (1 - 1e-6) <= found.largest_beta <= 2 * plain.largest_beta
-    assert found.report is not None
-    assert (found.report.sizes == whole.sizes).all()
+    assert plain.largest_beta * (1 - 1e-6) <= result.largest_beta <= 2 * plain.largest_beta
+    assert result.report is not None
+    assert (result.report.sizes == whole.sizes).all()
 
 
-def test_the_largest_is_found_with_places_enough() -> None:
+def test_largest_beta_with_enough_slots() -> None:
     rng = np.random.default_rng(1)
     contents = Contents.of(broadcast_of(), 4096, None)
     beta = rng.gamma(1.0, 5.0, 10)
     reports = [replace(report_of([at], [1]), beta=beta[at : at + 1]) for at in range(10)]
-    assert opened(contents, reports, 4).beta == pytest.approx(beta.max(), rel=1e-12)
+    assert encode_and_open(contents, reports, 4).beta == pytest.approx(
+        beta.max(), rel=1e-12
+    )
 
 
-def test_the_larger_of_two_in_one_place_is_found() -> None:
+def test_largest_beta_in_one_slot() -> None:
     contents = Contents.of(broadcast_of(), 1, None)
     reports = [
         replace(report_of([at], [1]), beta=np.array([value]))
         for at, value in enumerate([3.25, 0.5])
     ]
-    assert opened(contents, reports, 1).beta == pytest.approx(3.25, rel=1e-9)
+    assert encode_and_open(contents, reports, 1).beta == pytest.approx(3.25, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -122,20 +127,20 @@ def test_the_larger_of_two_in_one_place_is_found() -> None:
         {"shifted": np.array([1e300])},
     ],
 )
-def test_what_is_not_finite_has_no_part(wrong: dict[str, Any]) -> None:
+def test_non_finite_reports_are_excluded(wrong: dict[str, Any]) -> None:
     broadcast, contents = broadcast_of(), Contents.of(broadcast_of(), 16, None)
     good = [report_of([at], [10 + at], at) for at in range(3)]
     bad = replace(report_of([3], [1000]), **wrong)
-    found = opened(contents, [*good, bad], 11)
-    assert found.figures[Numbers._fields.index("data")] * 2**11 == pytest.approx(33)
-    assert (found.w == opened(contents, good, 11).w).all()
+    result = encode_and_open(contents, [*good, bad], 11)
+    assert result.figures[Numbers._fields.index("data")] * 2**11 == pytest.approx(33)
+    assert (result.w == encode_and_open(contents, good, 11).w).all()
     alone = OpenedReports(
-        broadcast, opened(contents, [bad], 11), bad.nodes, bad.sizes, 11
+        broadcast, encode_and_open(contents, [bad], 11), bad.nodes, bad.sizes, 11
     ).sums
     assert (alone.totals.used, alone.totals.data, alone.totals.loss) == (0, 1000, np.inf)
 
 
-def test_the_final_round_has_losses_alone() -> None:
+def test_final_round_has_only_losses() -> None:
     contents = Contents.of(broadcast_of(tau=0), 16, None)
     assert contents.length == 3 * len(Numbers._fields)
 
@@ -152,15 +157,14 @@ def tally_of(seed: int, classes: bool) -> Tally:
 
 
 @pytest.mark.parametrize("classes", [True, False])
-def test_tallies_add_up_to_the_metrics_of_all_samples(classes: bool) -> None:
+def test_tallies_add_up(classes: bool) -> None:
     tallies = [tally_of(seed, classes) for seed in range(4)]
     shape = shape_of(tallies[0])
     contents = Contents.of(broadcast_of(evaluate=True), 0, shape)
     reports = [report_of([at], [1], at) for at in range(5)]
-    found = opened(
-        contents, reports, 3, [*((each,) for each in tallies), ()]
-    )  # one has no test samples
-    (total,) = found.tallies
+    # One node has no test samples.
+    result = encode_and_open(contents, reports, 3, [*((each,) for each in tallies), ()])
+    (total,) = result.tallies
     plain = Tally.total(tallies)
     assert (total.samples, total.loss) == (plain.samples, pytest.approx(plain.loss))
     assert total.own == pytest.approx(plain.own)
@@ -173,14 +177,14 @@ def test_tallies_add_up_to_the_metrics_of_all_samples(classes: bool) -> None:
         assert total.errors.metrics(total.samples) == pytest.approx(expected)
 
 
-def test_a_tally_of_another_shape_counts_for_nothing() -> None:
+def test_tally_of_wrong_shape_is_ignored() -> None:
     shape = shape_of(tally_of(0, classes=True))
     contents = Contents.of(broadcast_of(evaluate=True), 0, shape)
     reports = [report_of([at], [1], at) for at in range(3)]
-    found = opened(
+    result = encode_and_open(
         contents,
         reports,
         2,
         [(tally_of(0, True),), (tally_of(1, False),), (tally_of(2, True),)],
     )
-    assert found.tallies[0].samples == 100
+    assert result.tallies[0].samples == 100

@@ -1,5 +1,5 @@
-"""Masked sums in one process: nodes that drop out in every phase, and what must never be
-opened.
+"""Secure aggregation in one process: dropouts in every phase, and secrets that must stay
+closed.
 """
 
 from typing import Any
@@ -15,10 +15,16 @@ from fedbudget.secure.graph import needed
 from fedbudget.secure.identity import UntrustedKey
 from fedbudget.secure.masked_sum import MaskedSum, TooFewLeft
 from fedbudget.secure.messages import Group, Relay, Survivors
-from support.masking import begun, drawn_vectors, group_for, masked_round, members_of
+from support.masking import (
+    drawn_vectors,
+    group_for,
+    masked_round,
+    members_of,
+    new_masked_sum,
+)
 
 
-def total_of(vectors: dict[str, Any], names: Any) -> Any:
+def plain_sum(vectors: dict[str, Any], names: Any) -> Any:
     return sum(
         (vectors[name] for name in names), np.zeros_like(next(iter(vectors.values())))
     )
@@ -26,8 +32,8 @@ def total_of(vectors: dict[str, Any], names: Any) -> Any:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_who_drops_out_costs_nothing_but_its_vector(data: st.DataObject) -> None:
-    """In any phase, or in several, as long as the threshold of every group stays."""
+def test_dropouts_lose_only_their_vectors(data: st.DataObject) -> None:
+    """Nodes drop out in any phase, as long as every group keeps its threshold."""
     count = data.draw(st.integers(3, 9))
     share = data.draw(st.sampled_from([0.5, 2 / 3, 0.9]))
     members = members_of(count)
@@ -46,10 +52,10 @@ def test_who_drops_out_costs_nothing_but_its_vector(data: st.DataObject) -> None
         before_opening=[name for name in dropping if phase[name] == 2],
     )
     assert summed == {name for name in names if phase.get(name, 2) == 2}
-    assert (total == total_of(vectors, summed)).all()
+    assert (total == plain_sum(vectors, summed)).all()
 
 
-def test_many_with_few_neighbours_and_a_quarter_gone() -> None:
+def test_large_group_with_dropouts() -> None:
     members = members_of(60)
     names = list(members)
     vectors = drawn_vectors(names)
@@ -62,99 +68,96 @@ def test_many_with_few_neighbours_and_a_quarter_gone() -> None:
         before_opening=names[7:60:12],
     )
     assert len(summed) == 50
-    assert len(begun(members, 2, 1).group("node-0")) == 25
-    assert (total == total_of(vectors, summed)).all()
+    assert len(new_masked_sum(members, 2, 1).group("node-0")) == 25
+    assert (total == plain_sum(vectors, summed)).all()
 
 
 @pytest.mark.parametrize("when", ["before_shares", "before_vectors", "before_opening"])
-def test_below_the_threshold_nothing_is_opened(when: str) -> None:
-    members = members_of(6)  # of which 4 are needed
-    gone: Any = {when: ["node-0", "node-3", "node-5"]}
+def test_nothing_opens_below_the_threshold(when: str) -> None:
+    members = members_of(6)  # 4 of them are needed
+    dropped: Any = {when: ["node-0", "node-3", "node-5"]}
     with pytest.raises(TooFewLeft):
-        masked_round(members, drawn_vectors(members), **gone)
+        masked_round(members, drawn_vectors(members), **dropped)
 
 
-def test_rounds_follow_each_other_with_the_same_keys() -> None:
+def test_keys_serve_several_rounds() -> None:
     members = members_of(5)
     for number in range(1, 6):
         vectors = drawn_vectors(members, seed=number)
-        gone = [f"node-{number - 1}"]
+        dropped = [f"node-{number - 1}"]
         total, summed = masked_round(
-            members, vectors, attempt=number, number=number, before_vectors=gone
+            members, vectors, attempt=number, number=number, before_vectors=dropped
         )
-        assert (total == total_of(vectors, summed)).all()
+        assert (total == plain_sum(vectors, summed)).all()
 
 
-def test_what_was_opened_in_a_round_opens_no_other() -> None:
-    """The seeds of one whose vector never came become known for that attempt. They are
-    those of no other.
+def test_attempts_have_different_seeds() -> None:
+    """The seeds of a node whose vector is missing are opened for that attempt. No other
+    attempt uses them.
     """
     members = members_of(4)
     seeds = []
     for attempt in (1, 2):
-        summed = begun(members, attempt, 3)
+        summed = new_masked_sum(members, attempt, 3)
         keys = {name: member.signed_key for name, member in members.items()}
         for name, member in members.items():
             summed.receive_shares(name, member.join(group_for(summed, name, keys, attempt)))
-        drawn = set()
+        attempt_seeds = set()
         for member in members.values():
             assert member._attempt is not None
-            drawn |= set(member._attempt.seeds.values())
-        seeds.append(drawn)
-    assert len(seeds[0]) == 6  # of as many pairs
+            attempt_seeds |= set(member._attempt.seeds.values())
+        seeds.append(attempt_seeds)
+    assert len(seeds[0]) == 6  # one for each pair
     assert not seeds[0] & seeds[1]
 
 
-# What an aggregator has.
+# Knowledge of the aggregator.
 
 
-def test_all_that_is_received_looks_like_chance() -> None:
-    """Chi-square over bytes, of vectors that are all alike; and the same vector masked
-    twice has nothing in common.
+def test_masked_vectors_look_random() -> None:
+    """Bytes of masked constant vectors pass a chi-square test, and the difference of two
+    masked vectors has no repeated value.
     """
     members = members_of(5)
     vectors = {name: np.full(20_000, 12345, np.uint64) for name in members}
-    seen: list[bytes] = []
+    received: list[bytes] = []
     for attempt in (1, 2):
-        masked_round(members, vectors, attempt=attempt, number=attempt, seen=seen)
-    for data in seen:
+        masked_round(members, vectors, attempt=attempt, number=attempt, seen=received)
+    for data in received:
         counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
         expected = len(data) / 256
         chi_square = ((counts - expected) ** 2 / expected).sum()
-        assert (
-            140 < chi_square < 395
-        )  # of 255 degrees of freedom; beyond by chance once in ten million
-    for first in range(len(seen)):
+        # 255 degrees of freedom; a false alarm has a probability of 1e-7.
+        assert 140 < chi_square < 395
+    for first in range(len(received)):
         for second in range(first):
-            difference = np.frombuffer(seen[first], np.uint64) - np.frombuffer(
-                seen[second], np.uint64
+            difference = np.frombuffer(received[first], np.uint64) - np.frombuffer(
+                received[second], np.uint64
             )
             assert len(np.unique(difference)) == len(difference)
 
 
-def opened_so_far(summed: MaskedSum) -> tuple[set[str], set[str]]:
-    """Whose own seed, and whose key to seeds with others, an aggregator could put together
-    from all that it got.
-    """
+def recoverable_secrets(summed: MaskedSum) -> tuple[set[str], set[str]]:
+    """Nodes whose own seed, and nodes whose key of pair seeds, the aggregator can recover."""
 
-    def known(kind: str) -> set[str]:
+    def recovered(kind: str) -> set[str]:
         counts = dict.fromkeys(summed.circle, 0)
         for opened in summed.opened.values():
             for name in getattr(opened, kind):
                 counts[name] += 1
         return {name for name, count in counts.items() if count >= summed.threshold(name)}
 
-    return known("own"), known("pairs")
+    return recovered("own"), recovered("pairs")
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_nobodys_own_seed_and_pairs_are_both_opened(data: st.DataObject) -> None:
-    """Also where the aggregator tells every node other survivors, as it likes: more than
-    half of a group are needed.
+def test_own_and_pair_seeds_stay_exclusive(data: st.DataObject) -> None:
+    """The aggregator never recovers both kinds of seeds of a node, even if it sends each
+    node different survivors: more than half of a group is needed.
     """
     members = members_of(data.draw(st.integers(3, 8)))
-    summed = begun(members, 1, 3, share=0.5)
+    summed = new_masked_sum(members, 1, 3, share=0.5)
     keys = {name: member.signed_key for name, member in members.items()}
     for name, member in members.items():
         summed.receive_shares(name, member.join(group_for(summed, name, keys)))
@@ -165,26 +168,23 @@ def test_nobodys_own_seed_and_pairs_are_both_opened(data: st.DataObject) -> None
             st.sets(st.sampled_from([other for other in members if other != name]))
         )
         try:
-            summed.opened[name] = member.open(
-                Survivors(1, (name, *others), bytes(32))
-            )  # as it comes, unchecked
+            # Stored without the checks of an honest aggregator.
+            summed.opened[name] = member.open(Survivors(1, (name, *others), bytes(32)))
         except PeerError:
             continue
-    own, pairs = opened_so_far(summed)
+    own, pairs = recoverable_secrets(summed)
     assert not own & pairs
 
 
-def test_shares_are_read_by_nobody_else() -> None:
-    """A share that was sealed for one neighbour is opened by no other, and not in another
-    direction.
-    """
+def test_shares_open_for_one_neighbour() -> None:
+    """A sealed share opens for one receiver and in one direction."""
     members = members_of(3)
-    summed = begun(members, 1, 3)
+    summed = new_masked_sum(members, 1, 3)
     keys = {name: member.signed_key for name, member in members.items()}
     shares = {
         name: member.join(group_for(summed, name, keys)) for name, member in members.items()
     }
-    mine = {
+    sealed = {
         "node-1": shares["node-1"].shares["node-0"],
         "node-2": shares["node-2"].shares["node-0"],
     }
@@ -195,11 +195,11 @@ def test_shares_are_read_by_nobody_else() -> None:
     ):
         with pytest.raises(UntrustedKey, match="node-1's shares were not sent by node-1"):
             members["node-0"].mask(
-                Relay(1, {**mine, "node-1": wrong}), np.zeros(3, np.uint64)
+                Relay(1, {**sealed, "node-1": wrong}), np.zeros(3, np.uint64)
             )
 
 
-# What a node refuses.
+# Refusals of a node.
 
 
 def group_of(members: Any, **other: Any) -> Group:
@@ -207,15 +207,15 @@ def group_of(members: Any, **other: Any) -> Group:
         member.signed_key for member in members.values() if member.name != "node-0"
     )
     names = tuple(sorted(members))
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "round": 1,
         "attempt": 1,
         "names": names,
         "threshold": len(names),
         "weights": (1,),
     }
-    known |= {"scale": 0, "slots": 0, "headroom": 8, "tally": None, "keys": keys}
-    return Group(**{**known, **other})
+    fields |= {"scale": 0, "slots": 0, "headroom": 8, "tally": None, "keys": keys}
+    return Group(**{**fields, **other})
 
 
 @pytest.mark.parametrize(
@@ -232,16 +232,14 @@ def group_of(members: Any, **other: Any) -> Group:
         ),
     ],
 )
-def test_a_group_that_would_open_too_easily_is_refused(
-    other: dict[str, Any], reason: str
-) -> None:
+def test_weak_groups_are_refused(other: dict[str, Any], reason: str) -> None:
     members = members_of(4)
     with pytest.raises(PeerError, match=reason):
         members["node-0"].join(group_of(members, **other))
 
 
-def test_an_attempt_is_never_made_again() -> None:
-    """Or the same masks would be used twice."""
+def test_attempts_are_never_repeated() -> None:
+    """A repeated attempt would use the same masks twice."""
     members = members_of(4)
     members["node-0"].join(group_of(members, attempt=5))
     for attempt in (5, 4, 0):
@@ -249,26 +247,24 @@ def test_an_attempt_is_never_made_again() -> None:
             members["node-0"].join(group_of(members, attempt=attempt))
 
 
-def test_a_round_is_opened_for_one_set_only() -> None:
-    """The difference of two sums over the same vectors would be one node's."""
+def test_round_opens_for_one_set() -> None:
+    """The difference of two sums over the same vectors could reveal one vector."""
     members = members_of(5)
     vectors = drawn_vectors(members)
     _, first = masked_round(members, vectors, attempt=1)
-    total, second = masked_round(
-        members, vectors, attempt=2
-    )  # with the same set it can be made again
+    # The same set may be opened again.
+    total, second = masked_round(members, vectors, attempt=2)
     assert first == second == set(members)
-    assert (total == total_of(vectors, first)).all()
+    assert (total == plain_sum(vectors, first)).all()
     with pytest.raises(TooFewLeft):
         masked_round(members, vectors, attempt=3, before_vectors=["node-4"])
-    masked_round(
-        members, vectors, attempt=4, number=2, before_vectors=["node-4"]
-    )  # another round
+    # Another round may have another set.
+    masked_round(members, vectors, attempt=4, number=2, before_vectors=["node-4"])
 
 
-def test_too_few_survivors_are_refused_by_nodes() -> None:
+def test_nodes_refuse_too_few_survivors() -> None:
     members = members_of(5)
-    summed = begun(members, 1, 3)
+    summed = new_masked_sum(members, 1, 3)
     keys = {name: member.signed_key for name, member in members.items()}
     for name, member in members.items():
         summed.receive_shares(name, member.join(group_for(summed, name, keys)))
@@ -287,9 +283,9 @@ def test_too_few_survivors_are_refused_by_nodes() -> None:
 
 
 def test_wrong_shares_open_nothing() -> None:
-    """A node that lies about a share spoils a round, and is not taken for right."""
+    """A node with a wrong share spoils the round, and the sum is not revealed."""
     members = members_of(3)
-    summed = begun(members, 1, 3, share=1.0)
+    summed = new_masked_sum(members, 1, 3, share=1.0)
     keys = {name: member.signed_key for name, member in members.items()}
     for name, member in members.items():
         summed.receive_shares(name, member.join(group_for(summed, name, keys)))
@@ -309,6 +305,5 @@ def test_wrong_shares_open_nothing() -> None:
         total = summed.open()
     except TooFewLeft:
         return
-    assert (
-        total.any()
-    )  # by chance a wrong secret is still one of 16 bytes: then the sum is noise, and not 0
+    # A wrong secret may have a valid length by chance. The sum is then noise, and not 0.
+    assert total.any()

@@ -1,5 +1,5 @@
-"""Shares of noise are never less than what is paid for, whoever drops out, and nobody's
-part is too large for them.
+"""Noise shares of nodes reach the paid noise despite dropouts, and every contribution is
+bounded.
 """
 
 import math
@@ -25,8 +25,8 @@ from fedbudget.secure.graph import needed
 from fedbudget.secure.graph import sharers as sharers_for
 from fedbudget.secure.masked_sum import TooFewLeft
 from fedbudget.secure.messages import Shares
-from support.masking import begun, masked_round, members_of
-from support.private import DELTA, aggregator, carry_out
+from support.masking import masked_round, members_of, new_masked_sum
+from support.private import DELTA, aggregator, run_to_end
 
 PARAMETERS = 4000
 
@@ -45,7 +45,7 @@ def report_of(broadcast: Broadcast, updates: Float32, first: int = 0) -> Report:
     )
 
 
-def opened(broadcast: Broadcast, reports: list[Report], sharers: int) -> NoisySums:
+def encode_and_open(broadcast: Broadcast, reports: list[Report], sharers: int) -> NoisySums:
     contents = PrivateContents.of(broadcast, sharers)
     vectors = [contents.encode(report) for report in reports]
     assert {len(vector) for vector in vectors} == {contents.length}
@@ -58,17 +58,16 @@ def opened(broadcast: Broadcast, reports: list[Report], sharers: int) -> NoisySu
 @pytest.mark.parametrize(
     ("nodes", "dropped"), [(10, 0), (10, 2), (10, 3), (40, 0), (40, 10)]
 )
-def test_noise_of_the_sum_is_never_below_plan(nodes: int, dropped: int) -> None:
-    """Masked and opened, with nodes that drop out in the middle. Its variance is n/m of
-    what is paid for.
-    """
-    private, fewest = Private(2.0, 0.01), needed(nodes, 2 / 3)
+def test_update_noise_is_sufficient(nodes: int, dropped: int) -> None:
+    """With n of m needed nodes left, the variance is n/m of the paid one."""
+    private = Private(2.0, 0.01)
+    fewest = needed(nodes, 2 / 3)
     sharers = sharers_for(fewest)
     broadcast = broadcast_of(private)
     contents = PrivateContents.of(broadcast, sharers)
-    still = report_of(broadcast, np.zeros((1, PARAMETERS), np.float32))
+    zero_report = report_of(broadcast, np.zeros((1, PARAMETERS), np.float32))
     members = members_of(nodes)
-    vectors = {name: contents.encode(still) for name in members}
+    vectors = {name: contents.encode(zero_report) for name in members}
     total, summed = masked_round(
         members,
         vectors,
@@ -78,30 +77,31 @@ def test_noise_of_the_sum_is_never_below_plan(nodes: int, dropped: int) -> None:
     numbers = np.arange(len(summed))
     known = contents.open(broadcast, total, numbers, np.ones_like(numbers), 0)[0]
     assert known.sums.w is not None
-    found = np.var(known.sums.w[0]) / (multipliers(private).updates * private.clip) ** 2
-    assert found == pytest.approx(
-        len(summed) / sharers, rel=0.15
-    )  # nearly seven standard errors
-    assert found - 1 / sharers > 0.85  # without the share of one that looks
+    variance = np.var(known.sums.w[0]) / (multipliers(private).updates * private.clip) ** 2
+    # The tolerance is nearly seven standard errors.
+    assert variance == pytest.approx(len(summed) / sharers, rel=0.15)
+    assert variance - 1 / sharers > 0.85  # without the share of a curious node
 
 
 @pytest.mark.parametrize("nodes", [4, 9])
-def test_noise_of_counts_is_never_below_plan(nodes: int) -> None:
+def test_count_noise_is_sufficient(nodes: int) -> None:
     sharers = needed(nodes, 2 / 3)
     for private, sensitivity in (
         (Private(2.0, 0.1), 0.5),
         (Private(0.0, 0.1), ALL_OCTAVES),
     ):
         broadcast = broadcast_of(private, 3)
-        short = report_of(broadcast, np.zeros((1, 3), np.float32))
-        drawn = np.array(
-            [opened(broadcast, [short] * sharers, sharers).counts for _ in range(600)]
+        zero_report = report_of(broadcast, np.zeros((1, 3), np.float32))
+        counts = np.array(
+            [
+                encode_and_open(broadcast, [zero_report] * sharers, sharers).counts
+                for _ in range(600)
+            ]
         )
-        noise = drawn - 0.5 * sharers
+        noise = counts - 0.5 * sharers
         planned = multipliers(private).counts * sensitivity
-        assert np.std(noise) == pytest.approx(
-            planned, rel=0.2
-        )  # nearly seven standard errors of the fewest numbers
+        # The tolerance is nearly seven standard errors of the smallest sample.
+        assert np.std(noise) == pytest.approx(planned, rel=0.2)
         assert abs(np.mean(noise)) < 6 * planned / math.sqrt(noise.size)
 
 
@@ -113,11 +113,11 @@ def test_noise_of_counts_is_never_below_plan(nodes: int) -> None:
     st.integers(3, 200),
     st.floats(-8, 8),
 )
-def test_no_update_is_longer_than_what_noise_is_for(
+def test_update_norms_are_bounded(
     seed: int, parameters: int, rho: float, sharers: int, octave: float
 ) -> None:
-    """Whatever it is: in steps, and after rounding, its length is S at most, which is √m
-    shares' deviation over σ.
+    """The norm of any update after rounding is at most S: √m times the deviation of a
+    share, divided by σ.
     """
     private = Private(2.0**octave, rho)
     contents = PrivateContents.of(broadcast_of(private, parameters), sharers)
@@ -140,19 +140,17 @@ def test_no_update_is_longer_than_what_noise_is_for(
     )
 
 
-def test_rounding_takes_little() -> None:
+def test_rounding_error_is_small() -> None:
     private = Private(1.0, 0.02)
     contents = PrivateContents.of(broadcast_of(private), 10)
     update = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
     update /= np.float32(np.linalg.norm(update))
-    back = contents.rounded(update) / contents.largest
-    assert np.linalg.norm(back - update) < 1e-3
+    restored = contents.rounded(update) / contents.largest
+    assert np.linalg.norm(restored - update) < 1e-3
 
 
-def test_sums_move_w_as_the_aggregators_noise_would() -> None:
-    """With hardly any noise, both come to the same: the mean of clipped updates, and the
-    next C.
-    """
+def test_sums_equal_central_noise() -> None:
+    """Almost without noise, both give the mean of clipped updates and the next C."""
     rng = np.random.default_rng(1)
     updates = rng.standard_normal((9, 30)).astype(np.float32)
     for clip in (4.0, 0.0):
@@ -162,7 +160,7 @@ def test_sums_move_w_as_the_aggregators_noise_would() -> None:
             report_of(broadcast, updates[:2]),
             *(report_of(broadcast, updates[i : i + 1], i) for i in range(2, 9)),
         ]
-        known = release_sums(opened(broadcast, parts, 6), broadcast.private)
+        known = release_sums(encode_and_open(broadcast, parts, 6), broadcast.private)
         plain = release(
             report_of(broadcast, updates),
             broadcast.private,
@@ -175,15 +173,11 @@ def test_sums_move_w_as_the_aggregators_noise_would() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_runs_keep_their_budget(seed: int) -> None:
-    """Of an aggregator that gets nothing but sums with noise, of all nodes or of the fewest
-    there may be.
-    """
+    """The aggregator receives only noisy sums, of any allowed number of nodes."""
     rng = np.random.default_rng(seed)
-    nodes, parameters, epsilon = (
-        int(rng.integers(3, 40)),
-        int(rng.integers(1, 30)),
-        float(rng.uniform(0.2, 12)),
-    )
+    nodes = int(rng.integers(3, 40))
+    parameters = int(rng.integers(1, 30))
+    epsilon = float(rng.uniform(0.2, 12))
     run = aggregator(
         {"time": float(rng.uniform(2, 20)), "privacy": epsilon}, nodes, parameters
     )
@@ -194,30 +188,30 @@ def test_random_runs_keep_their_budget(seed: int) -> None:
         updates = rng.standard_normal((here, 1, parameters)).astype(
             np.float32
         ) * np.float32(rng.uniform(0.01, 30))
-        return opened(
+        return encode_and_open(
             broadcast,
             [report_of(broadcast, each, at) for at, each in enumerate(updates)],
             sharers,
         )
 
-    rounds = carry_out(run, answer)
-    told = sum(multipliers(each.private).rho for each in rounds if each.private is not None)
+    rounds = run_to_end(run, answer)
+    rho = sum(multipliers(each.private).rho for each in rounds if each.private is not None)
     spent = run.ledger.budget.totals(run.ledger.spent)
-    assert spent["privacy"] == pytest.approx(epsilon_of(told, DELTA), rel=1e-9)
+    assert spent["privacy"] == pytest.approx(epsilon_of(rho, DELTA), rel=1e-9)
     assert spent["privacy"] <= epsilon
     assert np.isfinite(run.state.w).all()
 
 
-def test_a_sum_of_fewer_is_not_opened() -> None:
-    """In a circle of many a threshold of each group is not one of all: the sum has its own."""
+def test_sum_of_too_few_stays_closed() -> None:
+    """In a large circle, groups and the whole sum have separate thresholds."""
     members = members_of(60)
-    summed = begun(members, 1, 5, 0.5)
+    summed = new_masked_sum(members, 1, 5, 0.5)
     summed.fewest = 58
     summed.sent = dict.fromkeys(list(members)[3:], Shares(1, b"", {}))
     with pytest.raises(TooFewLeft, match="57 nodes are left, 58 are needed"):
         summed.relay()
 
 
-def test_more_noise_than_fits_is_refused() -> None:
+def test_excessive_noise_is_refused() -> None:
     with pytest.raises(PeerError, match="more noise than 64 bits hold"):
         PrivateContents.of(broadcast_of(Private(1.0, 1e-15)), 3)

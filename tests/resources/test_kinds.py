@@ -1,6 +1,4 @@
-"""The paper's simulated time: its appendix's figures once more, and what is drawn from
-them.
-"""
+"""Resources of this package: simulated time, CPU seconds, bytes and money."""
 
 import json
 import math
@@ -9,20 +7,25 @@ import numpy as np
 import pytest
 
 from fedbudget.errors import UserError
+from fedbudget.resources import RESOURCES
 from fedbudget.resources.kinds import (
     CENTRALIZED_SGD,
     DGD,
     SGD,
     Gaussian,
+    Prices,
     Profile,
     SimulatedTime,
 )
-from fedbudget.resources.resource import CombinedReading, RoundUsage
+from fedbudget.resources.resource import CombinedReading, Cost, Metering, RoundUsage, Source
+from support.usage import usage
 
 DRAWS = 20_000
+TIME = Cost(0.5, 2.0)
+SIMULATED = SimulatedTime(SGD, np.random.default_rng(0))
 
 
-def usage(updates: int, step: float = 9.0, whole: float = 99.0) -> RoundUsage:
+def time_usage(updates: int, step: float = 9.0, whole: float = 99.0) -> RoundUsage:
     return RoundUsage(updates, 5, 0, {"time": CombinedReading(step, whole, 5)})
 
 
@@ -53,7 +56,7 @@ def usage(updates: int, step: float = 9.0, whole: float = 99.0) -> RoundUsage:
         ),
     ],
 )
-def test_the_figures_are_those_of_the_papers_appendix(
+def test_profiles_equal_the_papers_appendix(
     profile: Profile,
     update_mean: float,
     update_deviation: float,
@@ -78,9 +81,7 @@ def clipped(gaussian: Gaussian) -> tuple[float, float]:
     "gaussian", [SGD.step, SGD.aggregation, DGD[3].step, CENTRALIZED_SGD.step]
 )
 @pytest.mark.parametrize("count", [1, 16])
-def test_draws_have_the_mean_and_deviation_of_a_mean_of_clipped_gaussians(
-    gaussian: Gaussian, count: int
-) -> None:
+def test_draws_average_clipped_gaussians(gaussian: Gaussian, count: int) -> None:
     rng = np.random.default_rng(3)
     draws = np.array([gaussian.draw(rng, count) for _ in range(DRAWS)])
     mean, single = clipped(gaussian)
@@ -89,16 +90,16 @@ def test_draws_have_the_mean_and_deviation_of_a_mean_of_clipped_gaussians(
     assert draws.std() == pytest.approx(deviation, rel=0.03)
 
 
-def test_a_draw_is_never_zero_or_negative() -> None:
+def test_draws_are_positive() -> None:
     assert Gaussian(-1.0, 0.01).draw(np.random.default_rng(0), 7) == pytest.approx(1e-10)
 
 
-def test_a_round_costs_the_mean_of_as_many_draws_as_updates_and_one_aggregation() -> None:
-    """Two streams of draws next to each other have σ/√τ for the updates and σ for the
-    aggregation.
+def test_deviation_falls_with_tau() -> None:
+    """A round costs the mean of τ draws for updates (deviation σ/√τ) and one draw for the
+    aggregation (deviation σ).
     """
     meter = SimulatedTime(DGD[3], np.random.default_rng(5))
-    costs = [meter.read(usage(updates=25)) for _ in range(DRAWS)]
+    costs = [meter.read(time_usage(updates=25)) for _ in range(DRAWS)]
     steps = np.array([cost.step for cost in costs])
     aggregations = np.array([cost.aggregation for cost in costs])
     assert steps.std() == pytest.approx(DGD[3].step.deviation / 5, rel=0.03)
@@ -106,34 +107,80 @@ def test_a_round_costs_the_mean_of_as_many_draws_as_updates_and_one_aggregation(
     assert abs(np.corrcoef(steps, aggregations)[0, 1]) < 5 / math.sqrt(DRAWS)
 
 
-def test_what_is_expected_is_the_mean_and_takes_no_draw() -> None:
-    asked, unasked = (SimulatedTime(SGD, np.random.default_rng(1)) for _ in range(2))
-    expected = asked.expect(usage(updates=1))
+def test_expected_time_takes_no_draw() -> None:
+    queried, other = (SimulatedTime(SGD, np.random.default_rng(1)) for _ in range(2))
+    expected = queried.expect(time_usage(updates=1))
     assert (expected.step, expected.aggregation) == (0.013015156, 0.131604348)
-    assert asked.read(usage(updates=3)) == unasked.read(usage(updates=3))
+    assert queried.read(time_usage(updates=3)) == other.read(time_usage(updates=3))
 
 
-def test_wall_clocks_have_no_say_in_simulated_time() -> None:
-    slow = usage(3, step=1e6, whole=1e9)
+def test_simulated_time_ignores_clocks() -> None:
+    slow = time_usage(3, step=1e6, whole=1e9)
     one, other = (SimulatedTime(SGD, np.random.default_rng(1)) for _ in range(2))
-    assert one.read(slow) == other.read(usage(updates=3))
+    assert one.read(slow) == other.read(time_usage(updates=3))
 
 
-def test_draws_go_on_from_a_state_that_went_through_json() -> None:
+def test_state_survives_json() -> None:
     time = SimulatedTime(SGD, np.random.default_rng(3))
     for updates in (1, 4, 2):
-        time.read(usage(updates))
+        time.read(time_usage(updates))
     state = json.dumps(time.state())
-    expected = [time.read(usage(updates)) for updates in (3, 1, 5)]
+    expected = [time.read(time_usage(updates)) for updates in (3, 1, 5)]
     again = SimulatedTime(SGD, np.random.default_rng(0))
     again.restore(json.loads(state))
-    assert [again.read(usage(updates)) for updates in (3, 1, 5)] == expected
+    assert [again.read(time_usage(updates)) for updates in (3, 1, 5)] == expected
 
 
 @pytest.mark.parametrize(
     "state",
     [{}, {"bit_generator": "MT19937"}, {"bit_generator": "PCG64", "state": {"state": "x"}}],
 )
-def test_a_state_that_is_none_is_refused(state: dict[str, object]) -> None:
+def test_invalid_state_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(UserError, match="the state of the simulated time is invalid"):
         SimulatedTime(SGD, np.random.default_rng(3)).restore(state)
+
+
+def test_measured_cpu() -> None:
+    meter = RESOURCES["cpu"].meter(Metering())
+    assert meter.source == "measured"
+    assert meter.read(usage(), TIME) == Cost(0.75, 1.0)
+
+
+def test_simulated_cpu() -> None:
+    meter = RESOURCES["cpu"].meter(Metering(SimulatedTime(SGD, np.random.default_rng(0))))
+    assert meter.source == "simulated"
+    assert meter.read(usage(), TIME) == Cost(4 * 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("metering", "source"),
+    [
+        (Metering(), "declared"),
+        (Metering(network=True), "measured"),
+        (Metering(SIMULATED), "declared"),
+        (Metering(SIMULATED, network=True), "declared"),
+    ],
+)
+def test_bytes_of_aggregation(metering: Metering, source: Source) -> None:
+    meter = RESOURCES["bytes"].meter(metering)
+    assert meter.read(usage(), Cost(0.5, 2.0)) == Cost(0.0, 2_000_000)
+    assert meter.source == source
+
+
+def test_rent_and_price_of_bytes() -> None:
+    # 4 nodes at 9 an hour are 0.01 a second; 2 MB at 5 a gigabyte are 0.01.
+    meter = RESOURCES["money"].meter(
+        Metering(declared={"price_per_hour": 9.0, "price_per_gigabyte": 5.0})
+    )
+    cost = meter.read(usage(), Cost(0.5, 2.0))
+    assert (cost.step, cost.aggregation) == pytest.approx((0.005, 0.03))
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_negative_prices_are_refused(value: float) -> None:
+    for name in ("price_per_hour", "price_per_gigabyte"):
+        with pytest.raises(
+            UserError,
+            match=f"{name.replace('_', '-')} must be a non-negative number",
+        ):
+            Prices(**{name: value})
