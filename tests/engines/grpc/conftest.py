@@ -1,5 +1,5 @@
-"""A network that has made rounds; what happens to messages of masked sums, and what the
-aggregator reads.
+"""Fixtures: a network after two rounds, actions at messages of secure aggregation, and a
+record of what the aggregator reads.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from support.raw_peers import two_rounds
 
 @pytest.fixture
 def net() -> Iterator[Network]:
-    """Two nodes that have made two rounds."""
+    """Two nodes after two rounds."""
     with network() as ours:
         two_rounds(ours)
         yield ours
@@ -26,29 +26,29 @@ def net() -> Iterator[Network]:
 def at_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> dict[tuple[str, type], Callable[[], None]]:
-    """What happens at a node when it gets a message of a kind, before it answers."""
-    happens: dict[tuple[str, type], Callable[[], None]] = {}
+    """Actions that a node runs before it answers a message of secure aggregation."""
+    actions: dict[tuple[str, type], Callable[[], None]] = {}
     answer = NodeMasking.answer
 
     def answering(self: NodeMasking, message: Any) -> list[bytes]:
-        happens.pop((self._name, type(message)), lambda: None)()
+        actions.pop((self._name, type(message)), lambda: None)()
         return answer(self, message)
 
     monkeypatch.setattr(NodeMasking, "answer", answering)
-    return happens
+    return actions
 
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> list[pb.FromNode]:
-    """All that the aggregator reads, from now on."""
-    found: list[pb.FromNode] = []
+    """All messages that the aggregator reads from now on."""
+    messages: list[pb.FromNode] = []
     read = Service._read
 
     async def reading(self: Service, context: Any, patience: float | None) -> bytes | None:
         data = await read(self, context, patience)
         if data is not None:
-            found.append(pb.FromNode.FromString(data))
+            messages.append(pb.FromNode.FromString(data))
         return data
 
     monkeypatch.setattr(Service, "_read", reading)
-    return found
+    return messages

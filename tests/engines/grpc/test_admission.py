@@ -1,8 +1,10 @@
-"""Who is let in, with real streams on loopback: tokens, names, certificates, how often one
-may come.
+"""Admission on real loopback streams: tokens, names, certificates, connection limits and
+the audit log.
 """
 
+import json
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,18 @@ import grpc
 import pytest
 
 from fedbudget.engines.grpc import admission
+from fedbudget.engines.grpc.admission import AUDIT, AuditLog
 from fedbudget.engines.grpc.certificates import make
 from fedbudget.engines.grpc.credentials import aggregator_credentials, node_credentials
 from fedbudget.engines.grpc.node import RefusedByAggregator
 from fedbudget.engines.grpc.service import PeerLimits
 from fedbudget.engines.grpc.tokens import TokenFile, Tokens, add_token, revoke_token
-from support.networked import LONG, Network, network, until
+from fedbudget.launch.logs import log_handler, node_log
+from fedbudget.settings.network import LogOptions
+from support.networked import LONG, Network, network, wait_until
 from support.raw_peers import (
     RawPeer,
-    assert_turned_away,
+    assert_refused,
     assert_undisturbed,
     samples,
     two_rounds,
@@ -28,7 +33,7 @@ from support.raw_peers import (
 SHARED, OWN = "a-shared-token-0123456789", "another-token-9876543210"
 
 
-# Who is let in.
+# Tokens, names and certificates.
 
 
 def tokens(folder: Path, text: str) -> Tokens:
@@ -39,12 +44,12 @@ def tokens(folder: Path, text: str) -> Tokens:
 
 
 @pytest.mark.parametrize("token", [None, "", OWN, SHARED[:-1], SHARED + "0"])
-def test_a_peer_without_the_token_is_refused(
+def test_wrong_token_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, token: str | None
 ) -> None:
     with network(tokens=tokens(tmp_path, SHARED)) as net:
         two_rounds(net, token=SHARED)
-        assert_turned_away(
+        assert_refused(
             RawPeer(net, token=token),
             "UNAUTHENTICATED",
             "intruder has a wrong token or none",
@@ -54,7 +59,7 @@ def test_a_peer_without_the_token_is_refused(
         assert_undisturbed(net)
 
 
-def test_a_token_of_one_name_is_of_no_use_to_another(tmp_path: Path) -> None:
+def test_token_is_bound_to_name(tmp_path: Path) -> None:
     with network(tokens=tokens(tmp_path, f"node-0 {SHARED}\nnode-1 {OWN}\n")) as net:
         net.join(0, token=SHARED)
         with pytest.raises(RefusedByAggregator, match="node-1 has a wrong token or none"):
@@ -64,7 +69,7 @@ def test_a_token_of_one_name_is_of_no_use_to_another(tmp_path: Path) -> None:
         assert len(net.round().answers) == 2
 
 
-def test_who_guesses_tokens_does_not_keep_the_node_of_that_name_out(
+def test_token_guessing_does_not_block_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "_CONNECTIONS", 3)
@@ -79,37 +84,34 @@ def test_who_guesses_tokens_does_not_keep_the_node_of_that_name_out(
         assert net.server.counters.refused == 5
 
 
-def test_the_token_is_in_no_log_and_in_no_error(
+def test_tokens_never_appear_in_output(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    broadcast: list[str] = []
+    shown: list[str] = []
     with network(tokens=tokens(tmp_path, SHARED)) as net:
-        two_rounds(net, token=SHARED, notify=broadcast.append)
+        two_rounds(net, token=SHARED, notify=shown.append)
         with pytest.raises(RefusedByAggregator) as refused:
             net.join(2, token=OWN).result(LONG)
-        broadcast += [str(refused.value), repr(refused.value)]
+        shown += [str(refused.value), repr(refused.value)]
         peer = RawPeer(net, token=OWN)
-        broadcast.append(str(peer.ended()))
+        shown.append(str(peer.ended()))
         peer = RawPeer(net, token=SHARED)
-        peer.say(b"\xff")
-        broadcast.append(str(peer.ended()))
-        broadcast += [repr(net.server), repr(vars(net.server))]
-    broadcast += [record.getMessage() for record in caplog.records] + [caplog.text]
+        peer.send(b"\xff")
+        shown.append(str(peer.ended()))
+        shown += [repr(net.server), repr(vars(net.server))]
+    shown += [record.getMessage() for record in caplog.records] + [caplog.text]
     assert "node-0 has joined" in caplog.text
     for token in (SHARED, OWN):
-        assert not any(token in text for text in broadcast)
+        assert not any(token in text for text in shown)
 
 
 @pytest.mark.parametrize("name", ["", "aggregator", "../node", "a name", "n" * 65])
-def test_a_name_that_no_node_may_have_is_refused(
+def test_invalid_names_are_refused(
     net: Network, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    assert_turned_away(
-        RawPeer(net, name),
-        "INVALID_ARGUMENT",
-        "its name is not valid for a node",
-        caplog,
+    assert_refused(
+        RawPeer(net, name), "INVALID_ARGUMENT", "its name is not valid for a node", caplog
     )
     assert net.server.counters.refused == 1
     assert not name or name == "aggregator" or name not in caplog.text
@@ -135,19 +137,16 @@ class TestCertificates:
             yield net
             assert_undisturbed(net)
 
-    def test_of_another_name(
+    def test_certificate_of_another_name(
         self, net: Network, folder: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         peer = RawPeer(net, "node-2", credentials=shown(folder, "other"))
-        assert_turned_away(
-            peer,
-            "PERMISSION_DENIED",
-            "node-2 is not a name in its certificate",
-            caplog,
+        assert_refused(
+            peer, "PERMISSION_DENIED", "node-2 is not a name in its certificate", caplog
         )
         assert net.server.counters.refused == 1
 
-    def test_of_another_ca(self, net: Network, folder: Path) -> None:
+    def test_certificate_of_another_ca(self, net: Network, folder: Path) -> None:
         elsewhere = folder / "elsewhere"
         strangers = node_credentials(
             folder / "ca.pem", elsewhere / "node-2.pem", elsewhere / "node-2.key"
@@ -157,19 +156,19 @@ class TestCertificates:
             == grpc.StatusCode.UNAVAILABLE
         )
 
-    def test_none(self, net: Network, folder: Path) -> None:
+    def test_missing_certificate(self, net: Network, folder: Path) -> None:
         unknown = node_credentials(folder / "ca.pem", None, None)
         assert (
             RawPeer(net, "node-0", credentials=unknown).ended()[0]
             == grpc.StatusCode.UNAVAILABLE
         )
 
-    def test_plain_text(self, net: Network) -> None:
+    def test_plain_text_is_refused(self, net: Network) -> None:
         assert RawPeer(net, "node-0").ended()[0] == grpc.StatusCode.UNAVAILABLE
 
-    def test_a_node_says_what_it_may_lack(self, net: Network, folder: Path) -> None:
-        """Neither plain text nor TLS without a certificate is let in, which cannot know
-        why, but says what may help.
+    def test_node_suggests_missing_options(self, net: Network, folder: Path) -> None:
+        """gRPC returns no reason for a refused handshake, so the node lists the options to
+        try.
         """
         for credentials, words in (
             (None, "--ca"),
@@ -189,16 +188,17 @@ def shown(folder: Path, name: str) -> Any:
     )
 
 
-def test_a_peer_that_connects_too_often_is_refused_and_others_are_not(
+def test_frequent_connections_are_refused(
     net: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Other peers are not affected."""
     monkeypatch.setattr(admission, "_CONNECTIONS", 3)
     monkeypatch.setattr(admission, "_WITHIN", 1000.0)
     for _ in range(3):
         peer = RawPeer(net)
-        peer.say(b"\xff")
+        peer.send(b"\xff")
         assert peer.ended()[0] == grpc.StatusCode.INVALID_ARGUMENT
-    assert_turned_away(
+    assert_refused(
         RawPeer(net), "RESOURCE_EXHAUSTED", "intruder connects too often", caplog
     )
     assert (net.server.counters.dropped, net.server.counters.refused) == (3, 1)
@@ -208,27 +208,24 @@ def test_a_peer_that_connects_too_often_is_refused_and_others_are_not(
     assert_undisturbed(net)
 
 
-def test_names_that_came_once_are_not_kept_for_ever(
+def test_connection_counts_are_bounded(
     net: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "_NAMES", 5)
     monkeypatch.setattr(admission, "_WITHIN", 0.0)
     for number in range(20):
-        peer = RawPeer(net, f"passer-by-{number}")
-        peer.say(b"\xff")
+        peer = RawPeer(net, f"visitor-{number}")
+        peer.send(b"\xff")
         peer.ended()
     assert len(net.server._service.admission._connections) <= 6
     assert_undisturbed(net)
 
 
-def test_only_nodes_that_are_allowed_come_in(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_allowed_nodes_join(caplog: pytest.LogCaptureFixture) -> None:
     with network(allowed={"node-0", "node-1"}) as net:
         two_rounds(net)
-        assert_turned_away(
-            RawPeer(net),
-            "PERMISSION_DENIED",
-            "intruder is not an allowed node",
-            caplog,
+        assert_refused(
+            RawPeer(net), "PERMISSION_DENIED", "intruder is not an allowed node", caplog
         )
         assert_undisturbed(net)
 
@@ -237,26 +234,19 @@ def test_only_nodes_that_are_allowed_come_in(caplog: pytest.LogCaptureFixture) -
     ("other", "reason"),
     [
         ({"sizes": (5,) * 4}, "intruder has 4 nodes; the limit is 3"),
-        (
-            {"classes": tuple(map(str, range(9)))},
-            "intruder has 9 classes; the limit is 8",
-        ),
+        ({"classes": tuple(map(str, range(9)))}, "intruder has 9 classes; the limit is 8"),
     ],
 )
-def test_one_peer_brings_only_so_much(
-    other: Any, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_peer_limits(other: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     with network(limits=PeerLimits(nodes=3, classes=8)) as net:
         two_rounds(net)
         peer = RawPeer(net)
-        peer.say(peer.hello(samples=samples(**other)))
-        assert_turned_away(peer, "FAILED_PRECONDITION", reason, caplog)
+        peer.send(peer.hello(samples=samples(**other)))
+        assert_refused(peer, "FAILED_PRECONDITION", reason, caplog)
         assert_undisturbed(net)
 
 
-def test_a_node_whose_token_is_revoked_is_dropped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_revoked_token_drops_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "tokens"
     first, second = (add_token(file, f"node-{node}") for node in (0, 1))
     with network(tokens=TokenFile(file)) as net:
@@ -265,31 +255,130 @@ def test_a_node_whose_token_is_revoked_is_dropped(
         revoke_token(file, "node-1")
         with pytest.raises(RefusedByAggregator, match="its token was revoked"):
             goes.result(LONG)
-        until(lambda: "node-1 at " in caplog.text)
+        wait_until(lambda: "node-1 at " in caplog.text)
         assert "is revoked: its token was revoked" in caplog.text
         assert [int(answer.report.nodes[0]) for answer in net.round().answers] == [0]
         assert not stays.done()
 
 
-def test_wrong_tokens_wait_longer_each_time_and_right_ones_do_not() -> None:
+def test_wrong_tokens_are_rate_limited() -> None:
     control = admission.AdmissionControl(Tokens())
     waits = [control._after_wrong_token("ipv4:192.0.2.1") for _ in range(12)]
     assert waits == sorted(waits)
     assert (waits[0], waits[-1]) == (0.04, 5.0)
     assert control._after_wrong_token("ipv4:192.0.2.2") == 0.04
     many = [control._after_wrong_token("ipv4:192.0.2.1") for _ in range(60)]
-    assert many[-1] == 0.0  # so many wait already that no more are held
+    assert many[-1] == 0.0  # too many peers wait already
 
 
-def test_names_that_never_took_part_are_forgotten(
+def test_nodes_without_rounds_are_forgotten(
     net: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each joins, is ready, and leaves before a round."""
+    """Each node joins, becomes ready, and leaves before a round."""
     for number in range(8):
         peer = RawPeer(net, f"ghost-{number}")
         peer.become_ready()
         peer.leave()
-    until(lambda: len(net.server.descriptions()) == 2)
-    until(lambda: set(net.server.members) == {"node-0", "node-1"})
+    wait_until(lambda: len(net.server.descriptions()) == 2)
+    wait_until(lambda: set(net.server.members) == {"node-0", "node-1"})
     assert_undisturbed(net)
     assert len(net.server.state()["members"]) == 2
+
+
+LOG = logging.getLogger("fedbudget.tried")
+
+
+def audit_lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / AUDIT).read_text().splitlines()]
+
+
+def test_audit_includes_earlier_events(tmp_path: Path) -> None:
+    audit = AuditLog(LOG)
+    audit.record("joined", "n1", "ipv4:192.0.2.1:40000", "14 samples")
+    audit.open(tmp_path)
+    audit.record("left", "n1", "ipv4:192.0.2.1:40000")
+    audit.record("dropped", "n2", "ipv4:192.0.2.2:40000", "a \x1b[2Jreason")
+    found = audit_lines(tmp_path)
+    assert [(each["event"], each["node"]) for each in found] == [
+        ("joined", "n1"),
+        ("left", "n1"),
+        ("dropped", "n2"),
+    ]
+    assert found[2]["reason"] == "a \ufffd[2Jreason"
+    assert (tmp_path / AUDIT).stat().st_mode & 0o077 == 0
+
+
+def test_audit_limits_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most one line a second for events that any peer can cause."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    audit = AuditLog(LOG)
+    audit.open(tmp_path)
+    for each in range(1000):
+        now[0] = 100 + each / 500
+        audit.record("refused", "a peer", "ipv4:192.0.2.9:4", "no token", by_anyone=True)
+        if each < 3:
+            audit.record("dropped", f"n{each}", "ipv4:192.0.2.9:4", "a fault")
+    found = audit_lines(tmp_path)
+    assert [each.get("others") for each in found if each["event"] == "refused"] == [
+        None,
+        499,
+    ]
+    assert [each["node"] for each in found if each["event"] == "dropped"] == [
+        "n0",
+        "n1",
+        "n2",
+    ]
+
+
+def test_departures_are_logged_at_intervals(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """During rounds: ten messages at once, then one a second."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    audit = AuditLog(LOG)
+    with caplog.at_level(logging.WARNING, LOG.name):
+        audit.record("joined", "before", "ipv4:192.0.2.1:40000", "14 samples")
+        audit.under_way = True
+        for each in range(1000):
+            audit.record("left", f"n{each}", "ipv4:192.0.2.1:40000")
+            now[0] += 0.1 if each >= 500 else 0.0
+        audit.under_way = False
+        audit.record("left", "after", "ipv4:192.0.2.1:40000")
+    assert caplog.messages[:10] == [f"n{each} has left" for each in range(10)]
+    assert len(caplog.messages) in (59, 60)
+
+
+def test_audit_does_not_follow_links(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / AUDIT).symlink_to(tmp_path / "target")
+    audit = AuditLog(LOG)
+    audit.open(tmp_path)
+    audit.record("left", "n1", "ipv4:192.0.2.1:40000")
+    assert (tmp_path / "target").read_text() == "mine"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_logs_have_no_control_characters(
+    form: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = log_handler(LogOptions(log_format=form, log_level="info"))
+    LOG.addHandler(handler)
+    try:
+        AuditLog(LOG).record(
+            "dropped", "n1", "ipv4:192.0.2.1:40000", "a \x1b]0;title\x07 text\r"
+        )
+        node_log(LogOptions(log_format=form))("n1", "bell\x07")
+    finally:
+        LOG.removeHandler(handler)
+    shown = capsys.readouterr().err
+    assert all(each.isprintable() or each == "\n" for each in shown)
+    if form == "json":
+        first, second = map(json.loads, shown.splitlines())
+        assert (first["event"], first["node"], first["level"]) == (
+            "dropped",
+            "n1",
+            "warning",
+        )
+        assert second["message"] == "bell\ufffd"

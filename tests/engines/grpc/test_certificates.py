@@ -1,5 +1,5 @@
-"""Certificates for a trial: what they say, whom they let pass, and that nothing is lost on
-the way.
+"""Test certificates: contents, permitted uses, and existing files that are never
+overwritten.
 """
 
 import ipaddress
@@ -42,7 +42,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def handshake(aggregator: ssl.SSLContext, node: ssl.SSLContext, host: str) -> None:
-    """A TLS handshake in memory, by Python's own OpenSSL: a second opinion beside gRPC's."""
+    """Run a TLS handshake in memory with Python's OpenSSL, as an independent check of
+    gRPC's TLS.
+    """
     to_node, to_aggregator = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
         node.wrap_bio(to_node, to_aggregator, server_hostname=host),
@@ -71,9 +73,7 @@ def contexts(
 
 
 class TestFiles:
-    def test_are_a_certificate_and_a_key_for_ca_aggregator_and_each_node(
-        self, tmp_path: Path
-    ) -> None:
+    def test_each_name_has_certificate_and_key(self, tmp_path: Path) -> None:
         folder = tmp_path / "new" / "certs"
         made = make(folder, hosts=["localhost"], nodes=["edge-1", "edge.2"])
         stems = ("ca", "aggregator", "edge-1", "edge.2")
@@ -92,7 +92,7 @@ class TestFiles:
                 .startswith("-----BEGIN PRIVATE KEY-----\n")
             )
 
-    def test_keys_are_their_owners_only_whatever_the_umask(self, tmp_path: Path) -> None:
+    def test_key_modes_ignore_umask(self, tmp_path: Path) -> None:
         before = os.umask(0)
         try:
             made = make(tmp_path, hosts=["localhost"], nodes=["edge-1"])
@@ -102,27 +102,27 @@ class TestFiles:
         assert {mode for name, mode in modes.items() if name.endswith(".key")} == {0o600}
         assert {mode for name, mode in modes.items() if name.endswith(".pem")} == {0o644}
 
-    def test_a_key_is_never_open_to_others_not_even_while_it_is_written(
+    def test_keys_are_created_private(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: dict[str, int] = {}
         real = os.fdopen
 
-        def look(opened: int, mode: str) -> object:
+        def check_mode(opened: int, mode: str) -> object:
             seen[Path(f"/proc/self/fd/{opened}").readlink().name] = (
                 os.fstat(opened).st_mode & 0o777
             )
             assert os.fstat(opened).st_size == 0
             return real(opened, mode)
 
-        monkeypatch.setattr(os, "fdopen", look)
+        monkeypatch.setattr(os, "fdopen", check_mode)
         make(tmp_path, hosts=["localhost"])
         assert {name: mode for name, mode in seen.items() if name.endswith(".key")} == {
             "ca.key": 0o600,
             "aggregator.key": 0o600,
         }
 
-    def test_without_hosts_the_aggregator_gets_none(self, tmp_path: Path) -> None:
+    def test_no_hosts_no_aggregator_certificate(self, tmp_path: Path) -> None:
         assert [file.name for file in make(tmp_path, hosts=[], nodes=["n"])] == [
             "ca.pem",
             "ca.key",
@@ -130,13 +130,13 @@ class TestFiles:
             "n.key",
         ]
 
-    def test_what_cannot_be_written_leaves_nothing_behind(self, tmp_path: Path) -> None:
+    def test_unwritable_folder_stays_unchanged(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(UserError, match=r"cannot create certificates in .*file/certs"):
             make(tmp_path / "file" / "certs", hosts=["localhost"])
         assert contents(tmp_path) == {"file": b""}
 
-    def test_a_full_disk_leaves_nothing_behind(
+    def test_full_disk_leaves_no_files(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real, opened = os.open, []
@@ -162,9 +162,7 @@ class TestFiles:
 
 
 class TestCertificates:
-    def test_of_the_aggregator_names_hosts_as_dns_names_and_ip_addresses(
-        self, tmp_path: Path
-    ) -> None:
+    def test_aggregator_certificate_names_hosts(self, tmp_path: Path) -> None:
         make(
             tmp_path,
             hosts=[
@@ -184,7 +182,8 @@ class TestCertificates:
             "*.example",
         ]
 
-    def test_of_a_node_has_its_name_twice(self, tmp_path: Path) -> None:
+    def test_node_certificate_names(self, tmp_path: Path) -> None:
+        """The common name and the alternative name are equal."""
         longest = "n" * 64
         make(tmp_path, hosts=[], nodes=["edge_1", longest])
         for name in ("edge_1", longest):
@@ -194,7 +193,7 @@ class TestCertificates:
             assert common.value == name
             assert names(tmp_path / f"{name}.pem") == [name]
 
-    def test_say_what_they_may_be_used_for(self, tmp_path: Path) -> None:
+    def test_permitted_uses(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=["localhost"], nodes=["edge-1"])
         for name, usage in (("aggregator", "SERVER_AUTH"), ("edge-1", "CLIENT_AUTH")):
             extensions = certificate(tmp_path / f"{name}.pem").extensions
@@ -211,7 +210,7 @@ class TestCertificates:
         key_usage = extensions.get_extension_for_class(x509.KeyUsage).value
         assert (key_usage.key_cert_sign, key_usage.digital_signature) == (True, False)
 
-    def test_are_signed_by_the_ca_and_point_to_its_key(self, tmp_path: Path) -> None:
+    def test_certificates_are_signed_by_ca(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=["localhost"], nodes=["edge-1"])
         ca = certificate(tmp_path / "ca.pem")
         own = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
@@ -227,14 +226,14 @@ class TestCertificates:
             ).value
             assert subject == x509.SubjectKeyIdentifier.from_public_key(issued.public_key())
 
-    def test_have_serial_numbers_of_their_own(self, tmp_path: Path) -> None:
+    def test_serial_numbers_are_unique(self, tmp_path: Path) -> None:
         make(tmp_path / "a", hosts=["localhost"], nodes=["n"])
         make(tmp_path / "b", hosts=["localhost"], nodes=["n"])
         serials = {certificate(file).serial_number for file in tmp_path.glob("*/*.pem")}
         assert len(serials) == 6
         assert min(serials) > 2**64
 
-    def test_are_valid_from_five_minutes_ago_for_so_many_days(self, tmp_path: Path) -> None:
+    def test_validity_period(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=["localhost"], days=30, now=NOW)
         aggregator, ca = (
             certificate(tmp_path / "aggregator.pem"),
@@ -244,7 +243,7 @@ class TestCertificates:
         assert aggregator.not_valid_after_utc == datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
         assert ca.not_valid_after_utc == datetime(2039, 12, 30, 12, 0, tzinfo=UTC)
 
-    def test_never_outlive_the_ca(self, tmp_path: Path) -> None:
+    def test_certificates_never_outlive_ca(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=["localhost"], now=NOW)
         make(tmp_path, hosts=[], nodes=["late"], now=NOW + timedelta(days=3600))
         ends = {
@@ -253,34 +252,28 @@ class TestCertificates:
         }
         assert ends == {datetime(2039, 12, 30, 12, 0, tzinfo=UTC)}
 
-    def test_pass_a_strict_handshake_under_each_name_of_the_aggregator(
-        self, tmp_path: Path
-    ) -> None:
+    def test_strict_handshake_for_each_host(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=["edge.example", "10.0.0.1", "::1"], nodes=["edge-1"])
         for host in ("edge.example", "10.0.0.1", "::1"):
             handshake(*contexts(tmp_path, "aggregator", "edge-1"), host)
         with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
             handshake(*contexts(tmp_path, "aggregator", "edge-1"), "other.example")
 
-    def test_of_a_node_cannot_pass_for_the_aggregators_whatever_its_name(
-        self, tmp_path: Path
-    ) -> None:
+    def test_node_certificate_cannot_serve(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=["localhost"], nodes=["edge-1", "localhost"])
         with pytest.raises(
             ssl.SSLCertVerificationError, match=r"unsuit|unsupported certificate purpose"
         ):
             handshake(*contexts(tmp_path, "localhost", "edge-1"), "localhost")
 
-    def test_of_the_aggregator_cannot_pass_for_a_nodes(self, tmp_path: Path) -> None:
+    def test_aggregator_certificate_cannot_join(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=["localhost"])
         with pytest.raises(ssl.SSLError, match=r"unsuit|unsupported certificate purpose"):
             handshake(*contexts(tmp_path, "aggregator", "aggregator"), "localhost")
 
 
-class TestAFolderWithACa:
-    def test_gets_further_nodes_and_then_hosts_from_the_same_ca(
-        self, tmp_path: Path
-    ) -> None:
+class TestExistingCa:
+    def test_ca_signs_later_nodes_and_hosts(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=[], nodes=["edge-1"])
         before = contents(tmp_path)
         made = make(tmp_path, hosts=["localhost"], nodes=["edge-2"])
@@ -297,28 +290,28 @@ class TestAFolderWithACa:
     @pytest.mark.parametrize(
         "existing", ["edge-1.pem", "edge-1.key", "aggregator.pem", "aggregator.key"]
     )
-    def test_loses_nothing_that_exists(self, tmp_path: Path, existing: str) -> None:
+    def test_existing_files_are_not_overwritten(
+        self, tmp_path: Path, existing: str
+    ) -> None:
         (tmp_path / existing).write_text("precious")
         with pytest.raises(UserError, match=f"{existing} exists and is not overwritten"):
             make(tmp_path, hosts=["localhost"], nodes=["edge-0", "edge-1"])
         assert contents(tmp_path) == {existing: b"precious"}
 
-    def test_a_dangling_link_counts_as_something_that_exists(self, tmp_path: Path) -> None:
+    def test_dangling_links_are_not_overwritten(self, tmp_path: Path) -> None:
         (tmp_path / "certs").mkdir()
         (tmp_path / "certs" / "edge-1.key").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(UserError, match=r"edge-1\.key exists"):
             make(tmp_path / "certs", hosts=[], nodes=["edge-1"])
         assert not (tmp_path / "elsewhere").exists()
 
-    def test_and_nothing_to_make_is_an_error(self, tmp_path: Path) -> None:
+    def test_nothing_to_create_is_refused(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=[])
         with pytest.raises(UserError, match="has a CA already; add --node"):
             make(tmp_path, hosts=[])
 
     @pytest.mark.parametrize(("lost", "left"), [("ca.pem", "ca.key"), ("ca.key", "ca.pem")])
-    def test_or_with_half_of_one_is_refused(
-        self, tmp_path: Path, lost: str, left: str
-    ) -> None:
+    def test_incomplete_ca_is_refused(self, tmp_path: Path, lost: str, left: str) -> None:
         make(tmp_path, hosts=[])
         (tmp_path / lost).unlink()
         before = contents(tmp_path)
@@ -326,33 +319,33 @@ class TestAFolderWithACa:
             make(tmp_path, hosts=["localhost"])
         assert contents(tmp_path) == before
 
-    def test_that_is_another_key_s_is_refused(self, tmp_path: Path) -> None:
+    def test_mismatched_ca_key_is_refused(self, tmp_path: Path) -> None:
         make(tmp_path / "a", hosts=[])
         make(tmp_path / "b", hosts=[])
         (tmp_path / "a" / "ca.key").write_bytes((tmp_path / "b" / "ca.key").read_bytes())
         with pytest.raises(UserError, match=r"ca\.key is not its key"):
             make(tmp_path / "a", hosts=["localhost"])
 
-    def test_that_is_no_ca_is_refused(self, tmp_path: Path) -> None:
+    def test_non_ca_certificate_is_refused(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=[], nodes=["edge-1"])
         for suffix in ("pem", "key"):
             (tmp_path / f"edge-1.{suffix}").rename(tmp_path / f"ca.{suffix}")
         with pytest.raises(UserError, match=r"ca\.pem is not a CA's certificate"):
             make(tmp_path, hosts=["localhost"])
 
-    def test_that_is_not_pem_is_refused(self, tmp_path: Path) -> None:
+    def test_ca_must_be_pem(self, tmp_path: Path) -> None:
         for name in ("ca.pem", "ca.key"):
             (tmp_path / name).write_text("hello")
         with pytest.raises(UserError, match="are not a CA's certificate and its key"):
             make(tmp_path, hosts=["localhost"])
 
-    def test_that_has_expired_is_refused(self, tmp_path: Path) -> None:
+    def test_expired_ca_is_refused(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=[], now=NOW)
         with pytest.raises(UserError, match="has expired on 2039-12-30"):
             make(tmp_path, hosts=["localhost"], now=NOW + timedelta(days=3650))
 
 
-class TestWhatIsAskedFor:
+class TestArguments:
     @pytest.mark.parametrize(
         "host",
         [
@@ -368,7 +361,7 @@ class TestWhatIsAskedFor:
             "é.org",
         ],
     )
-    def test_must_be_hosts(self, tmp_path: Path, host: str) -> None:
+    def test_invalid_hosts_are_refused(self, tmp_path: Path, host: str) -> None:
         with pytest.raises(UserError, match="is neither an IP address nor a host name"):
             make(tmp_path / "certs", hosts=["localhost", host])
         assert not (tmp_path / "certs").exists()
@@ -376,29 +369,27 @@ class TestWhatIsAskedFor:
     @pytest.mark.parametrize(
         "name", ["", "../edge", "a/b", ".hidden", "a b", "é", "n" * 65, "edge\n"]
     )
-    def test_must_be_names_of_nodes(self, tmp_path: Path, name: str) -> None:
+    def test_invalid_node_names_are_refused(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(UserError, match="cannot be the name of a node"):
             make(tmp_path / "certs", hosts=[], nodes=["good", name])
         assert not (tmp_path / "certs").exists()
 
     @pytest.mark.parametrize("name", ["ca", "aggregator", "CA", "Aggregator"])
-    def test_must_not_be_a_node_that_has_the_ca_s_or_the_aggregator_s_files(
-        self, tmp_path: Path, name: str
-    ) -> None:
+    def test_reserved_names_are_refused(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(UserError, match=f"a node cannot be called {name} here"):
             make(tmp_path, hosts=[], nodes=[name])
 
-    def test_must_not_be_a_node_twice(self, tmp_path: Path) -> None:
+    def test_repeated_nodes_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="node edge-1 is named 2 times"):
             make(tmp_path, hosts=[], nodes=["edge-1", "edge-2", "edge-1"])
 
     @pytest.mark.parametrize("days", [0, -1, 3651, 10**9])
-    def test_must_be_days_that_the_ca_has(self, tmp_path: Path, days: int) -> None:
+    def test_invalid_days_are_refused(self, tmp_path: Path, days: int) -> None:
         with pytest.raises(UserError, match="days must be from 1 to 3650"):
             make(tmp_path, hosts=["localhost"], days=days)
 
 
-class TestTheCommand:
+class TestCommand:
     @staticmethod
     def run(*arguments: str) -> str:
         app = typer.Typer()
@@ -409,7 +400,7 @@ class TestTheCommand:
         assert done.exit_code == 0
         return done.stdout
 
-    def test_prints_the_files_and_how_to_use_them(
+    def test_prints_files_and_usage(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -431,7 +422,7 @@ class TestTheCommand:
             ipaddress.ip_address("::1"),
         ]
 
-    def test_with_nodes_shows_mutual_tls(self, tmp_path: Path) -> None:
+    def test_nodes_show_mutual_tls_usage(self, tmp_path: Path) -> None:
         folder = tmp_path / "my certs"
         lines = self.run(
             str(folder), "--host", "::1", "--node", "edge-1", "--node", "edge-2"
@@ -442,15 +433,15 @@ class TestTheCommand:
             for suffix in ("pem", "key")
         ]
         assert lines[10] == (
-            f"  fedbudget serve --cert '{folder}/aggregator.pem' --key '{folder}/aggregator.key' "
-            f"--client-ca '{folder}/ca.pem' ..."
+            f"  fedbudget serve --cert '{folder}/aggregator.pem' "
+            f"--key '{folder}/aggregator.key' --client-ca '{folder}/ca.pem' ..."
         )
         assert lines[12] == (
-            f"  fedbudget join [::1]:7700 --ca '{folder}/ca.pem' --cert '{folder}/edge-1.pem' "
-            f"--key '{folder}/edge-1.key' ..."
+            f"  fedbudget join [::1]:7700 --ca '{folder}/ca.pem' "
+            f"--cert '{folder}/edge-1.pem' --key '{folder}/edge-1.key' ..."
         )
 
-    def test_adds_a_node_later_without_a_word_about_hosts(self, tmp_path: Path) -> None:
+    def test_later_node_needs_no_host(self, tmp_path: Path) -> None:
         assert default_hosts(tmp_path) == DEFAULT_HOSTS
         self.run(str(tmp_path))
         assert default_hosts(tmp_path) == ()

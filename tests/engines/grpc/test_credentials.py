@@ -1,4 +1,4 @@
-"""Certificates and addresses, with real TLS on loopback where it is about that."""
+"""TLS credentials and addresses, with real TLS on loopback."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -33,9 +33,7 @@ from fedbudget.errors import UserError
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Certificates of our CA, some of them expired, and the same names from a stranger's
-    CA.
-    """
+    """Certificates of our CA, some of them expired, and the same names from another CA."""
     ours, theirs = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
     past = datetime.now(UTC) - timedelta(days=100)
     make(ours, hosts=["localhost", "127.0.0.1"], nodes=["expired"], days=10, now=past)
@@ -56,7 +54,7 @@ async def _names(request: bytes, context: Any) -> bytes:
 
 @asynccontextmanager
 async def aggregator(credentials: Any) -> AsyncIterator[int]:
-    """An aggregator that tells its peers their names."""
+    """An aggregator that returns the names in the certificate of a peer."""
     server = grpc.aio.server()
     handler = grpc.unary_unary_rpc_method_handler(_names)
     server.add_generic_rpc_handlers(
@@ -76,7 +74,9 @@ async def aggregator(credentials: Any) -> AsyncIterator[int]:
 
 
 def ask(serving: Any, joining: Any, host: str = "127.0.0.1") -> str:
-    """What the aggregator says to a node, or raises what gRPC does."""
+    """Return the reply of the aggregator to a node. Raise the gRPC error if there is
+    one.
+    """
 
     async def talk() -> str:
         async with aggregator(serving) as port:
@@ -93,9 +93,9 @@ def ask(serving: Any, joining: Any, host: str = "127.0.0.1") -> str:
     return asyncio.run(talk())
 
 
-def refused(serving: Any, joining: Any, why: str = "") -> None:
-    """The peers do not come together, for the reason that the node is told: little, where
-    the aggregator refuses.
+def assert_unavailable(serving: Any, joining: Any, why: str = "") -> None:
+    """Check that the connection fails with this reason. If the aggregator refuses, gRPC
+    gives the node no details.
     """
     with pytest.raises(grpc.aio.AioRpcError) as error:
         ask(serving, joining)
@@ -104,63 +104,48 @@ def refused(serving: Any, joining: Any, why: str = "") -> None:
 
 
 class TestTls:
-    def test_nothing_given_is_plain_text(self) -> None:
+    def test_no_files_mean_plain_text(self) -> None:
         assert aggregator_credentials(None, None, None) is None
         assert node_credentials(None, None, None) is None
         assert ask(None, None) == ""
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-    def test_lets_a_node_in_that_knows_the_ca_and_proves_no_name(
+    def test_tls_without_client_certificate(
         self, folders: tuple[Path, Path], host: str
     ) -> None:
         ours, _ = folders
         serving = aggregator_credentials(*pair(ours, "aggregator"), None)
         assert ask(serving, node_credentials(ours / "ca.pem", None, None), host) == ""
 
-    def test_a_node_refuses_an_aggregator_of_another_ca(
-        self, folders: tuple[Path, Path]
+    @pytest.mark.parametrize(
+        ("folder", "name", "why"),
+        [
+            (1, "aggregator", "CERTIFICATE_VERIFY_FAILED"),
+            (0, "expired-aggregator", "certificate has expired"),
+            (0, "edge-1", "certificate purpose"),
+        ],
+        ids=["of another CA", "expired", "of a node"],
+    )
+    def test_invalid_aggregator_certificates_are_refused(
+        self, folders: tuple[Path, Path], folder: int, name: str, why: str
     ) -> None:
-        ours, theirs = folders
-        serving = aggregator_credentials(*pair(theirs, "aggregator"), None)
-        refused(
-            serving,
-            node_credentials(ours / "ca.pem", None, None),
-            "CERTIFICATE_VERIFY_FAILED",
-        )
+        serving = aggregator_credentials(*pair(folders[folder], name), None)
+        joining = node_credentials(folders[0] / "ca.pem", None, None)
+        assert_unavailable(serving, joining, why)
 
-    def test_a_node_refuses_an_expired_aggregator(self, folders: tuple[Path, Path]) -> None:
-        ours, _ = folders
-        serving = aggregator_credentials(*pair(ours, "expired-aggregator"), None)
-        refused(
-            serving,
-            node_credentials(ours / "ca.pem", None, None),
-            "certificate has expired",
-        )
-
-    def test_a_node_refuses_another_node_that_poses_as_the_aggregator(
-        self, folders: tuple[Path, Path]
-    ) -> None:
-        ours, _ = folders
-        serving = aggregator_credentials(*pair(ours, "edge-1"), None)
-        refused(
-            serving, node_credentials(ours / "ca.pem", None, None), "certificate purpose"
-        )
-
-    def test_a_node_refuses_an_aggregator_of_another_name(self, tmp_path: Path) -> None:
+    def test_aggregator_of_another_name(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=["edge.example"])
         serving = aggregator_credentials(*pair(tmp_path, "aggregator"), None)
-        refused(serving, node_credentials(tmp_path / "ca.pem", None, None))
+        assert_unavailable(serving, node_credentials(tmp_path / "ca.pem", None, None))
 
-    def test_plain_text_and_tls_do_not_come_together(
-        self, folders: tuple[Path, Path]
-    ) -> None:
+    def test_plain_text_and_tls_fail(self, folders: tuple[Path, Path]) -> None:
         ours, _ = folders
-        refused(aggregator_credentials(*pair(ours, "aggregator"), None), None)
-        refused(None, node_credentials(ours / "ca.pem", None, None))
+        assert_unavailable(aggregator_credentials(*pair(ours, "aggregator"), None), None)
+        assert_unavailable(None, node_credentials(ours / "ca.pem", None, None))
 
 
 class TestMutualTls:
-    def test_proves_the_node_s_name(self, folders: tuple[Path, Path]) -> None:
+    def test_certificate_proves_node_name(self, folders: tuple[Path, Path]) -> None:
         ours, _ = folders
         serving = aggregator_credentials(*pair(ours, "aggregator"), ours / "ca.pem")
         assert (
@@ -179,70 +164,53 @@ class TestMutualTls:
             ),
         ],
     )
-    def test_refuses_a_node_without_a_good_certificate(
+    def test_invalid_node_certificates_are_refused(
         self,
         folders: tuple[Path, Path],
         own: Callable[[Path, Path], tuple[Path | None, Path | None]],
     ) -> None:
         ours, _ = folders
         serving = aggregator_credentials(*pair(ours, "aggregator"), ours / "ca.pem")
-        refused(serving, node_credentials(ours / "ca.pem", *own(*folders)))
+        assert_unavailable(serving, node_credentials(ours / "ca.pem", *own(*folders)))
 
-    def test_an_aggregator_that_does_not_ask_learns_no_name(
-        self, folders: tuple[Path, Path]
-    ) -> None:
+    def test_no_client_ca_no_name(self, folders: tuple[Path, Path]) -> None:
         ours, _ = folders
         serving = aggregator_credentials(*pair(ours, "aggregator"), None)
         assert ask(serving, node_credentials(ours / "ca.pem", *pair(ours, "edge-1"))) == ""
 
 
-class TestFilesOfCertificates:
+class TestCertificateFiles:
     @pytest.mark.parametrize(
-        ("chosen", "why"),
+        ("side", "chosen", "why"),
         [
-            (("cert",), "missing: --key"),
-            (("key",), "missing: --cert"),
-            (("ca",), "missing: --cert and --key"),
-            (("cert", "ca"), "missing: --key"),
-            (("key", "ca"), "missing: --cert"),
+            ("aggregator", ("cert",), "missing: --key"),
+            ("aggregator", ("key",), "missing: --cert"),
+            ("aggregator", ("ca",), "missing: --cert and --key"),
+            ("aggregator", ("cert", "ca"), "missing: --key"),
+            ("aggregator", ("key", "ca"), "missing: --cert"),
+            ("node", ("cert", "ca"), "missing: --key"),
+            ("node", ("key", "ca"), "missing: --cert"),
+            ("node", ("cert", "key"), "need --ca"),
+            ("node", ("cert",), "need --ca"),
+            ("node", ("key",), "need --ca"),
         ],
     )
-    def test_of_the_aggregator_go_together(
-        self, folders: tuple[Path, Path], chosen: tuple[str, ...], why: str
+    def test_options_go_together(
+        self, folders: tuple[Path, Path], side: str, chosen: tuple[str, ...], why: str
     ) -> None:
-        cert, key, ca = (
-            file if name in chosen else None
-            for name, file in self.files(folders[0]).items()
-        )
+        files = {name: self.files(folders[0])[name] for name in chosen}
+        cert, key, ca = files.get("cert"), files.get("key"), files.get("ca")
+        order = (cert, key, ca) if side == "aggregator" else (ca, cert, key)
+        load = aggregator_credentials if side == "aggregator" else node_credentials
         with pytest.raises(UserError, match=why):
-            aggregator_credentials(cert, key, ca)
-
-    @pytest.mark.parametrize(
-        ("chosen", "why"),
-        [
-            (("cert", "ca"), "missing: --key"),
-            (("key", "ca"), "missing: --cert"),
-            (("cert", "key"), "need --ca"),
-            (("cert",), "need --ca"),
-            (("key",), "need --ca"),
-        ],
-    )
-    def test_of_a_node_go_together(
-        self, folders: tuple[Path, Path], chosen: tuple[str, ...], why: str
-    ) -> None:
-        cert, key, ca = (
-            file if name in chosen else None
-            for name, file in self.files(folders[0]).items()
-        )
-        with pytest.raises(UserError, match=why):
-            node_credentials(ca, cert, key)
+            load(*order)
 
     @staticmethod
     def files(folder: Path) -> dict[str, Path]:
         cert, key = pair(folder, "edge-1")
         return {"cert": cert, "key": key, "ca": folder / "ca.pem"}
 
-    def test_that_are_not_there_are_an_error(
+    def test_missing_files_are_refused(
         self, folders: tuple[Path, Path], tmp_path: Path
     ) -> None:
         cert, key = pair(folders[0], "aggregator")
@@ -258,7 +226,7 @@ class TestFilesOfCertificates:
     @pytest.mark.parametrize(
         "text", [b"", b"hello", b"\xff\x00", b"-----BEGIN CERTIFICATE-----\nAAAA\n"]
     )
-    def test_that_are_not_pem_are_an_error(
+    def test_files_must_be_pem(
         self, folders: tuple[Path, Path], tmp_path: Path, text: bytes
     ) -> None:
         cert, key = pair(folders[0], "aggregator")
@@ -270,16 +238,12 @@ class TestFilesOfCertificates:
         with pytest.raises(UserError, match="bad is not a private key in PEM format"):
             aggregator_credentials(cert, bad, None)
 
-    def test_given_in_the_wrong_order_are_an_error(
-        self, folders: tuple[Path, Path]
-    ) -> None:
+    def test_swapped_files_are_refused(self, folders: tuple[Path, Path]) -> None:
         cert, key = pair(folders[0], "aggregator")
         with pytest.raises(UserError, match=r"aggregator\.key is not a certificate"):
             aggregator_credentials(key, cert, None)
 
-    def test_a_key_of_another_certificate_is_an_error(
-        self, folders: tuple[Path, Path]
-    ) -> None:
+    def test_mismatched_key_is_refused(self, folders: tuple[Path, Path]) -> None:
         ours, _ = folders
         with pytest.raises(
             UserError,
@@ -287,7 +251,7 @@ class TestFilesOfCertificates:
         ):
             aggregator_credentials(ours / "aggregator.pem", ours / "edge-1.key", None)
 
-    def test_a_key_with_a_password_is_an_error(
+    def test_encrypted_key_is_refused(
         self, folders: tuple[Path, Path], tmp_path: Path
     ) -> None:
         cert, key = pair(folders[0], "edge-1")
@@ -301,7 +265,7 @@ class TestFilesOfCertificates:
         with pytest.raises(UserError, match=r"locked\.key is protected by a password"):
             node_credentials(folders[0] / "ca.pem", cert, locked)
 
-    def test_a_bundle_of_cas_with_comments_is_fine(
+    def test_ca_bundle_with_comments(
         self, folders: tuple[Path, Path], tmp_path: Path
     ) -> None:
         ours, theirs = folders
@@ -316,7 +280,7 @@ class TestFilesOfCertificates:
 
 
 class TestPeerNames:
-    def test_are_the_common_name_and_the_alternatives(self) -> None:
+    def test_common_and_alternative_names(self) -> None:
         context = {
             "transport_security_type": [b"ssl"],
             "x509_common_name": [b"edge-1"],
@@ -325,12 +289,9 @@ class TestPeerNames:
         }
         assert peer_names(context) == {"edge-1", "edge-1.example", "\ufffd"}
 
-    def test_are_none_without_a_certificate(self) -> None:
+    def test_no_certificate_no_names(self) -> None:
         assert peer_names({}) == set()
         assert peer_names({"transport_security_type": [b"ssl"]}) == set()
-
-
-# Addresses
 
 
 class TestAddresses:
@@ -345,7 +306,7 @@ class TestAddresses:
             ("[fe80::1]:80", "fe80::1", 80),
         ],
     )
-    def test_are_a_host_and_a_port(self, address: str, host: str, port: int) -> None:
+    def test_valid_addresses(self, address: str, host: str, port: int) -> None:
         assert split_address(address) == (host, port)
         assert split_address(join_address(host, port)) == (host, port)
 
@@ -379,17 +340,17 @@ class TestAddresses:
             ("x" * 254, "neither an IP address nor a host name"),
         ],
     )
-    def test_that_are_nonsense_are_refused(self, address: str, why: str) -> None:
+    def test_invalid_addresses_are_refused(self, address: str, why: str) -> None:
         with pytest.raises(UserError, match=why):
             split_address(address)
 
-    def test_may_have_to_have_a_port(self) -> None:
+    def test_port_can_be_required(self) -> None:
         assert split_address("localhost:9100", port=None) == ("localhost", 9100)
         with pytest.raises(UserError, match="'localhost' has no port"):
             split_address("localhost", port=None)
 
     @given(st.text(max_size=30))
-    def test_are_understood_or_refused_whatever_they_are(self, address: str) -> None:
+    def test_arbitrary_text_parses_or_fails(self, address: str) -> None:
         try:
             host, port = split_address(address)
         except UserError:
@@ -397,11 +358,11 @@ class TestAddresses:
         assert split_address(join_address(host, port)) == (host, port)
 
     @given(host=st.ip_addresses().map(str), port=st.integers(0, 65535))
-    def test_of_every_ip_address_come_back(self, host: str, port: int) -> None:
+    def test_ip_addresses_round_trip(self, host: str, port: int) -> None:
         assert split_address(join_address(host, port)) == (host, port)
 
 
-class TestPrivacy:
+class TestRequiredEncryption:
     @pytest.mark.parametrize(
         "address",
         [
@@ -414,7 +375,7 @@ class TestPrivacy:
             "unix:/tmp/x",
         ],
     )
-    def test_is_not_needed_on_this_machine(self, address: str) -> None:
+    def test_loopback_needs_no_encryption(self, address: str) -> None:
         require_privacy(address, encrypted=False, insecure=False)
 
     @pytest.mark.parametrize(
@@ -428,12 +389,13 @@ class TestPrivacy:
             "[::ffff:192.168.1.1]:1",
         ],
     )
-    def test_is_needed_elsewhere_unless_the_user_says_so(self, address: str) -> None:
+    def test_other_hosts_need_encryption(self, address: str) -> None:
+        """`insecure` overrides this."""
         with pytest.raises(UserError, match=r"fedbudget certs .* with --insecure"):
             require_privacy(address, encrypted=False, insecure=False)
         require_privacy(address, encrypted=True, insecure=False)
         require_privacy(address, encrypted=False, insecure=True)
 
-    def test_is_asked_for_with_an_address_that_makes_sense(self) -> None:
+    def test_address_is_checked_first(self) -> None:
         with pytest.raises(UserError, match="is not an address"):
             require_privacy("dns:///127.0.0.1:80", encrypted=False, insecure=False)

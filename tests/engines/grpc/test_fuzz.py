@@ -1,5 +1,5 @@
-"""Twenty thousand messages that were damaged on the way, or made up: each is a `PeerError`
-or means something valid.
+"""20,000 damaged or random messages: each raises `PeerError` or decodes to a valid
+value.
 """
 
 import tracemalloc
@@ -45,7 +45,7 @@ from fedbudget.protocol.messages import (
 from support.usage import node_costs
 
 MESSAGES = 20_000
-D, NODES, PART = 20, 2, 64  # small parts, so that vectors come in several
+D, NODES, PART = 20, 2, 64  # small parts, so vectors are split
 
 RNG = np.random.default_rng(0)
 NUMBERS, SIZES = np.arange(NODES) + 3, np.array([10, 20])
@@ -83,10 +83,11 @@ def report(kind: Kind) -> list[bytes]:
 
 
 def broadcasts(kind: Kind) -> list[list[bytes]]:
-    differences, said = {"w": encode(kind, W - BEFORE)}, replace(BROADCAST, compress=kind)
+    differences = {"w": encode(kind, W - BEFORE)}
+    compressed = replace(BROADCAST, compress=kind)
     return [
         pack_broadcast(BROADCAST, 4, catch_up=False),
-        pack_broadcast(said, 4, catch_up=False, differences=differences),
+        pack_broadcast(compressed, 4, catch_up=False, differences=differences),
         pack_broadcast(BROADCAST, 2, catch_up=True),
     ]
 
@@ -120,7 +121,7 @@ def welcomed(kind: Kind) -> Callable[[], AggregatorReader]:
 
 
 def conversations() -> list[tuple[Callable[[], Any], list[bytes]]]:
-    """Readers in all their states, and what they would hear next."""
+    """Readers in all their states, and their next messages."""
     found: list[tuple[Callable[[], Any], list[bytes]]] = [
         (NodeReader, pack_hello(Hello("me", SAMPLES, "run", (3, 4)))),
         (expecting_ready, pack_ready(COSTS)),
@@ -155,18 +156,18 @@ def damaged(rng: np.random.Generator, original: bytes, real: list[bytes]) -> byt
                 for _ in range(rng.integers(1, 5)):
                     if message:
                         message[rng.integers(len(message))] ^= 1 << int(rng.integers(8))
-            case 2:  # the end is missing
+            case 2:  # truncated
                 message = message[:at]
-            case 3:  # a piece comes twice
+            case 3:  # a piece is repeated
                 message[at:at] = message[at : at + int(rng.integers(1, 40))]
-            case 4:  # the beginning of one and the end of another
+            case 4:  # spliced with another message
                 message = message[:at] + other[rng.integers(len(other) + 1) :]
-            case 5:  # numbers that are not numbers, or large
+            case 5:  # NaN, or large numbers
                 piece = ODD[rng.integers(len(ODD))]
                 message[at : at + len(piece)] = piece
-            case 6:  # a field of any number and kind
+            case 6:  # a random field
                 message[at:at] = field(rng)
-            case _:  # one message after the other, which protobuf takes for one
+            case _:  # two messages, which protobuf merges
                 message += other
     return bytes(message)
 
@@ -189,9 +190,7 @@ def varint(number: int) -> bytes:
     return bytes([*found, number])
 
 
-def test_damaged_messages_are_refused_or_mean_something(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_damaged_messages_fail_or_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "PART", PART)
     rng, known = np.random.default_rng(20_000), conversations()
     real = [message for _, messages in known for message in messages]
@@ -217,9 +216,7 @@ def test_damaged_messages_are_refused_or_mean_something(
 def converse(
     rng: np.random.Generator, reader: Any, messages: list[bytes], real: list[bytes]
 ) -> Any:
-    """One of the messages is damaged, or another one altogether; those before and after it
-    are not.
-    """
+    """Feed all messages to a reader, one of them damaged or replaced."""
     which, found = rng.integers(len(messages)), None
     for number, message in enumerate(messages):
         found = reader.feed(other_than(rng, message, real) if number == which else message)
@@ -240,7 +237,7 @@ def other_than(rng: np.random.Generator, message: bytes, real: list[bytes]) -> b
 
 
 def held(reader: Any) -> int:
-    """Bytes of vectors that a reader holds."""
+    """Bytes of vectors in a reader."""
     return (
         0
         if reader._vectors is None
@@ -249,7 +246,7 @@ def held(reader: Any) -> int:
 
 
 def check(found: Any) -> None:
-    """What is understood is what may be used without a second look."""
+    """Check that a decoded value is valid without further checks."""
     if isinstance(found, Hello):
         assert found.samples.sizes
         assert min(found.samples.sizes) >= 1
@@ -278,7 +275,7 @@ def check(found: Any) -> None:
         assert 0 <= found.broadcast.tau <= 100
 
 
-def test_damaged_messages_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_messages_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "PART", PART)
     rng, known = np.random.default_rng(1), conversations()
     real = [message for _, messages in known for message in messages]

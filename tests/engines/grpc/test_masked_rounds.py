@@ -1,11 +1,13 @@
-"""Masked sums over a real network stack: what they give, who drops out when, and what the
-aggregator gets to see.
+"""Secure aggregation on a real network: equal results, dropouts, and what the aggregator
+can read.
 """
 
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from fedbudget.engines.grpc import masking_node
@@ -13,70 +15,79 @@ from fedbudget.engines.grpc.masked_rounds import MaskedRounds
 from fedbudget.engines.grpc.masking_node import MaskingOptions
 from fedbudget.engines.grpc.node import RefusedByAggregator
 from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote.round import CollectedRound
+from fedbudget.errors import WorkError
+from fedbudget.protocol.privacy import NoisySums, multipliers
 from fedbudget.secure.contents import OpenedReports
 from fedbudget.secure.identity import KeyIdentity, signed_key
+from fedbudget.secure.masked_sum import MaskedSum
 from fedbudget.secure.messages import Group, Opened, Relay, Shares, Survivors, from_node
-from support.masked_network import PHASES, chi_square, die, made_again, masked, started
-from support.networked import LONG, Network, network, numbers, until, without_network
+from support.masked_network import PHASES, chi_square, die, masked, repeat_round, started
+from support.networked import (
+    LONG,
+    Network,
+    network,
+    node_numbers,
+    wait_until,
+    without_network,
+)
 
 
 def assert_close(
     net: Network, present: list[list[int]], method: str = "accelerated"
 ) -> None:
-    """All w are those of plain rounds, to the resolution of float32."""
+    """Check that every w equals the w of plain rounds, to the resolution of float32."""
     for ours, plain in zip(net.all_w, without_network(present, method), strict=True):
         assert ours == pytest.approx(plain, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("method", ["fixed", "accelerated"])
-def test_masked_rounds_come_to_the_same(method: str) -> None:
+def test_masked_rounds_match_plain_rounds(method: str) -> None:
     with masked(method) as net:
         started(net)
         for _ in range(6):
-            assert numbers(net.round()) == [0, 1, 2, 3]
+            assert node_numbers(net.round()) == [0, 1, 2, 3]
         assert_close(net, [[0, 1, 2, 3]] * 6, method)
         assert net.server.counters.late == 0
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_node_that_dies_costs_nothing_but_its_report(
-    phase: type, at_message: Any
-) -> None:
-    """In the last phase its report is in the sum already, and what opens it comes from
-    others.
-    """
+def test_dropout_loses_only_its_report(phase: type, at_message: Any) -> None:
+    """In the last phase the sum already contains its report, and other nodes open it."""
     with masked() as net:
         started(net)
         net.round()
         at_message["node-2", phase] = die
         collected = net.round()
-        assert numbers(collected) == ([0, 1, 2, 3] if phase is Survivors else [0, 1, 3])
+        assert node_numbers(collected) == (
+            [0, 1, 2, 3] if phase is Survivors else [0, 1, 3]
+        )
         net.round()
         third = [0, 1, 2, 3] if phase is Survivors else [0, 1, 3]
         assert_close(net, [[0, 1, 2, 3], third, [0, 1, 3]])
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_silent_node_is_left_out_and_comes_back(phase: type, at_message: Any) -> None:
+def test_silent_node_returns(phase: type, at_message: Any) -> None:
     with masked() as net:
         started(net)
         net.round()
         at_message["node-1", phase] = lambda: time.sleep(1.0)
         first = net.round(timeout=0.4)
-        assert numbers(first) == ([0, 1, 2, 3] if phase is Survivors else [0, 2, 3])
+        assert node_numbers(first) == ([0, 1, 2, 3] if phase is Survivors else [0, 2, 3])
         for _ in range(100):
-            if numbers(net.round(timeout=LONG)) == [0, 1, 2, 3]:
+            if node_numbers(net.round(timeout=LONG)) == [0, 1, 2, 3]:
                 break
             time.sleep(0.02)
         else:
-            pytest.fail("it never came back")
+            pytest.fail("node-1 did not return")
 
 
-def test_too_few_are_waited_for(
+def test_round_waits_for_threshold(
     at_message: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two of four have gone, and three are needed: that is said, and the round is made when
-    one is back.
+    """Two of four nodes drop out and three are needed. The round completes when one
+    returns.
     """
     options = MaskingOptions(identity=tmp_path / "node-2.key")
     with masked() as net:
@@ -87,13 +98,13 @@ def test_too_few_are_waited_for(
         net.round()
         at_message["node-2", Relay] = at_message["node-3", Relay] = die
         net.begin()
-        until(lambda: len(net.server.descriptions()) == 2)
-        until(lambda: "a round waits for nodes: 2 here, 3 needed" in caplog.text)
+        wait_until(lambda: len(net.server.descriptions()) == 2)
+        wait_until(lambda: "a round waits for nodes: 2 here, 3 needed" in caplog.text)
         net.join(2, masking=options)
         assert len(net.finish().answers) == 3
 
 
-def test_too_few_end_a_round_in_order(at_message: Any) -> None:
+def test_round_below_threshold_ends_empty(at_message: Any) -> None:
     with masked() as net:
         started(net)
         net.round()
@@ -103,52 +114,52 @@ def test_too_few_end_a_round_in_order(at_message: Any) -> None:
         assert collected.answers == []
 
 
-def test_an_interruption_ends_the_waiting() -> None:
+def test_interrupt_ends_waiting() -> None:
     with masked() as net:
         net.join(0), net.join(1)
-        net.start(2)  # of which nobody makes a sum
+        net.start(2)  # too few for a sum
         net.begin()
         net.server.wake()
         assert not net.finish().enough
 
 
-def test_a_node_that_comes_later_takes_part() -> None:
+def test_late_node_takes_part() -> None:
     with masked() as net:
         started(net, 3)
         net.round()
         net.join(3)
         net.ready(4)
-        assert numbers(net.round()) == [0, 1, 2, 3]
+        assert node_numbers(net.round()) == [0, 1, 2, 3]
         assert_close(net, [[0, 1, 2], [0, 1, 2, 3]])
 
 
-def test_a_round_is_made_again_with_the_same_nodes_alone() -> None:
-    """As after a crash of the aggregator, which has forgotten it; with others, the
-    difference would be one report.
+def test_round_repeats_with_same_nodes() -> None:
+    """As after a crash of the aggregator. With other nodes, the difference of the sums
+    would reveal one report.
     """
     with masked() as net:
         joined = started(net)
         net.round()
         broadcast, first = net.begin(), net.server.finish()
-        same = made_again(net, broadcast)
+        same = repeat_round(net, broadcast)
         assert isinstance(first.summed, OpenedReports)
         assert isinstance(same.summed, OpenedReports)
         assert (same.summed.sums.w == first.summed.sums.w).all()  # type: ignore[union-attr]
         net.leave(joined[3])
-        assert not made_again(net, broadcast, left=0.5).enough
+        assert not repeat_round(net, broadcast, left=0.5).enough
 
 
-# What the aggregator gets to see.
+# Data that the aggregator reads.
 
 
-def test_all_that_is_received_looks_like_chance(
-    received: list[pb.FromNode], at_message: Any
+@pytest.mark.parametrize(("method", "rounds"), [("accelerated", 40), ("private", 110)])
+def test_received_bytes_look_random(
+    method: str, rounds: int, received: list[pb.FromNode], at_message: Any
 ) -> None:
-    """Masked vectors, encrypted shares and seeds, over rounds in which nodes drop out;
-    besides, nothing but costs.
+    """Masked vectors, encrypted shares and seeds, also when nodes drop out. Only costs are
+    readable.
     """
-    rounds = 40
-    with masked() as net:
+    with masked(method) as net:
         started(net)
         for _ in range(rounds):
             net.round()
@@ -160,36 +171,33 @@ def test_all_that_is_received_looks_like_chance(
         message.report for message in received if message.WhichOneof("kind") == "report"
     ]
     assert len(reports) == 4 * rounds + 3
-    assert all(
-        len(report.numbers) == 8 and not report.tallies for report in reports
-    )  # the attempt's number
-    said = [
+    # The number of the attempt.
+    assert all(len(report.numbers) == 8 and not report.tallies for report in reports)
+    masking_messages = [
         from_node(message.masking)
         for message in received
         if message.WhichOneof("kind") == "masking"
     ]
     sealed = [
         share
-        for each in said
+        for each in masking_messages
         if isinstance(each, Shares)
         for share in (each.seeds, *each.shares.values())
     ]
     for data in (b"".join(report.vectors for report in reports), b"".join(sealed)):
         assert len(data) > 20_000
-        assert (
-            140 < chi_square(data) < 395
-        )  # of 255 degrees of freedom; beyond by chance once in ten million
-    # Of one and the same figure, how many samples there are, no two nodes or rounds send
-    # the same.
+        # 255 degrees of freedom; probability 1e-7 outside.
+        assert 140 < chi_square(data) < 395
+    # The number of samples is constant, but its masked value differs in every report.
     first = [report.vectors[:8] for report in reports]
     assert len(set(first)) == len(first)
 
 
-def test_nothing_that_is_received_opens_one_node(
+def test_aggregator_cannot_open_one_node(
     received: list[pb.FromNode], at_message: Any
 ) -> None:
-    """Of every node and attempt, shares of its own seed were opened, or of its seeds with
-    others; never of both.
+    """Per node and attempt, the shares of its own seed or those of its pair seeds are
+    opened, never both.
     """
     with masked() as net:
         started(net)
@@ -211,13 +219,11 @@ def test_nothing_that_is_received_opens_one_node(
     assert {name for each in opened[last] for name in each.pairs} == {"node-2"}
 
 
-# What nodes and the aggregator refuse.
+# Refusals.
 
 
-def test_a_swapped_key_is_refused_by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An aggregator that puts keys of its own in the place of a node's, in a later round,
-    or from the first.
-    """
+def test_swapped_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The aggregator replaces the keys of a node in a later round."""
     group = MaskedRounds._group
 
     def swapping(self: MaskedRounds, attempt: Any, name: str, broadcast: Any) -> Group:
@@ -238,41 +244,39 @@ def test_a_swapped_key_is_refused_by_nodes(monkeypatch: pytest.MonkeyPatch) -> N
         net.round()
         net.round()  # without it
         with pytest.raises(
-            RefusedByAggregator,
-            match="node-1 showed another identity earlier in this run",
+            RefusedByAggregator, match="node-1 showed another identity earlier in this run"
         ):
             joined[0].result(LONG)
 
 
-def test_a_replayed_group_is_refused_by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedbudget.engines.grpc.masked_rounds.time.time", lambda: 1000.0)
-    told: list[str] = []
+    notices: list[str] = []
     with masked() as net:
         for node in range(4):
-            net.join(node, notify=told.append)
+            net.join(node, notify=notices.append)
         net.start(4)
         net.round()
         net.server._rounds._last_attempt -= 1  # type: ignore[attr-defined]
         net.begin()
-        until(lambda: any("replayed" in text for text in told))
-        assert net.finish().enough  # by another attempt, with a number of its own
+        wait_until(lambda: any("replayed" in text for text in notices))
+        assert net.finish().enough  # another attempt with a new number succeeds
 
 
-def test_another_identity_under_a_name_is_refused_by_the_aggregator() -> None:
+def test_changed_identity_is_refused() -> None:
     with masked() as net:
         joined = started(net)
         net.round()
         net.leave(joined[2])
-        again = net.join(2)  # a new process, with a new key that no file has kept
+        again = net.join(2)  # a new process with a new key
         with pytest.raises(
-            RefusedByAggregator,
-            match="node-2 showed another identity earlier in this run",
+            RefusedByAggregator, match="node-2 showed another identity earlier in this run"
         ):
             again.result(LONG)
-        assert numbers(net.round()) == [0, 1, 3]
+        assert node_numbers(net.round()) == [0, 1, 3]
 
 
-def test_a_restarted_node_with_its_identity_is_let_in(tmp_path: Path) -> None:
+def test_saved_identity_is_accepted(tmp_path: Path) -> None:
     options = MaskingOptions(identity=tmp_path / "node-2.key")
     with masked() as net:
         for node in (0, 1, 3):
@@ -287,7 +291,7 @@ def test_a_restarted_node_with_its_identity_is_let_in(tmp_path: Path) -> None:
     assert (tmp_path / "node-2.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_node_that_insists_on_masks_refuses_who_has_none() -> None:
+def test_node_can_require_masking() -> None:
     with network() as net:
         joined = net.join(0, masking=MaskingOptions(required=True))
         net.server.wait_for(1, lambda: False)
@@ -298,7 +302,7 @@ def test_a_node_that_insists_on_masks_refuses_who_has_none() -> None:
             joined.result(LONG)
 
 
-def test_a_node_refuses_a_threshold_below_its_own() -> None:
+def test_node_can_require_a_threshold() -> None:
     with masked(threshold=0.6) as net:
         joined = net.join(0, masking=MaskingOptions(threshold=0.75))
         net.server.wait_for(1, lambda: False)
@@ -309,9 +313,7 @@ def test_a_node_refuses_a_threshold_below_its_own() -> None:
             joined.result(LONG)
 
 
-def test_the_library_is_asked_for_where_it_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fedbudget.secure.identity", None)
     with masked() as net:
         joined = net.join(0)
@@ -320,3 +322,143 @@ def test_the_library_is_asked_for_where_it_is_missing(
         with pytest.raises(RefusedByAggregator, match="pip install"):
             joined.result(LONG)
     assert masking_node.describe_credential(b"k" * 32).endswith("6b" * 32)
+
+
+def noisy_sums(collected: CollectedRound) -> NoisySums:
+    assert isinstance(collected.summed, NoisySums)
+    return collected.summed
+
+
+def noise_over_plan(net: Network, rounds: int) -> float:
+    """The variance of the sums relative to the paid noise; the updates are negligible."""
+    found = []
+    for _ in range(rounds):
+        broadcast = net.begin()
+        sums, private = noisy_sums(net.finish()).sums, broadcast.private
+        assert private is not None
+        assert sums.w is not None
+        found.append(sums.w[0] / (multipliers(private).updates * private.clip))
+    return float(np.var(found))
+
+
+def test_noise_covers_the_fewest_nodes() -> None:
+    """Three of four nodes must stay, and two noise shares equal the paid noise: a node that
+    reads the sum knows its own share.
+    """
+    with masked("private") as net:
+        joined = started(net)
+        assert noisy_sums(net.round()).sums.w is None  # the first round requests norms only
+        # Six standard errors of 600 numbers.
+        assert noise_over_plan(net, 100) == pytest.approx(4 / 2, rel=0.35)
+        net.leave(joined[1])
+        assert noise_over_plan(net, 90) == pytest.approx(3 / 2, rel=0.35)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_dropout_keeps_paid_noise(phase: type, at_message: Any) -> None:
+    """With or without its report, the remaining shares cover the paid noise."""
+    with masked("private") as net:
+        started(net)
+        net.round()
+        for _ in range(3):
+            net.round()
+        at_message["node-2", phase] = die
+        collected = net.round()
+        assert node_numbers(collected) == (
+            [0, 1, 2, 3] if phase is Survivors else [0, 1, 3]
+        )
+        assert noisy_sums(collected).sums.nodes >= 3
+        assert noise_over_plan(net, 60) == pytest.approx(3 / 2, rel=0.45)
+        spent = net.aggregator.ledger.budget.totals(net.aggregator.ledger.spent)
+        assert 0 < spent["privacy"] <= 1.0
+
+
+def test_repeated_round_has_same_noise() -> None:
+    """As after a crash of the aggregator. The mean of two independent noisy sums would have
+    less noise.
+    """
+    with masked("private") as net:
+        joined = started(net)
+        net.round()
+        net.round()
+        broadcast, first = net.begin(), net.server.finish()
+        same = repeat_round(net, broadcast)
+        assert (noisy_sums(same).sums.w == noisy_sums(first).sums.w).all()  # type: ignore[union-attr]
+        assert (noisy_sums(same).counts == noisy_sums(first).counts).all()
+        net.leave(joined[3])
+        assert not repeat_round(net, broadcast, left=0.5).enough
+
+
+def test_round_is_paid_before_opening(at_message: Any) -> None:
+    events: list[Any] = []
+    with masked("private") as net:
+        net.server.pay_before_opening(lambda round_, rho: events.append((round_, rho)))
+        started(net)
+        at_message["node-1", Survivors] = lambda: events.append("opened")
+        private = net.begin().private
+        net.finish()
+        assert private is not None
+        assert events == [(1, private.rho), "opened"]
+
+
+def test_reopened_round_is_paid_once(
+    at_message: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both attempts open the same sum of the same nodes."""
+    paid: list[int] = []
+    sums: list[MaskedSum] = []
+    can_open = MaskedSum.can_open
+
+    def not_the_first(self: MaskedSum) -> bool:
+        if self not in sums:
+            sums.append(self)
+        return self is not sums[0] and can_open(self)
+
+    with masked("private", 2 / 3) as net:
+        net.server.pay_before_opening(lambda round_, rho: paid.append(round_))
+        net.join(3, name="node-4")
+        started(net, 5)
+        monkeypatch.setattr(MaskedSum, "can_open", not_the_first)
+        at_message["node-4", Relay] = die
+        assert node_numbers(net.round()) == [0, 1, 2, 3]
+        assert [len(each.circle) for each in sums] == [5, 4]
+        assert [each.fewest for each in sums] == [4, 4]  # four nodes alone would need three
+        assert paid == [1]
+        assert node_numbers(net.round()) == [0, 1, 2, 3]
+        assert paid == [1, 2]
+
+
+def test_unpaid_round_is_not_opened(at_message: Any) -> None:
+    opened: list[str] = []
+
+    def pay(round_: int, rho: float) -> None:
+        raise WorkError("the disk is full")
+
+    with masked("private") as net:
+        net.server.pay_before_opening(pay)
+        started(net)
+        at_message["node-1", Survivors] = lambda: opened.append("node-1")
+        with pytest.raises(WorkError, match="the disk is full"):
+            net.round()
+        assert opened == []
+
+
+@pytest.mark.parametrize("sharers", [0, 3, 1000])
+def test_node_refuses_wrong_noise_split(
+    sharers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An aggregator that claims more nodes would reduce the noise of each."""
+    group = MaskedRounds._group
+
+    def claiming(self: MaskedRounds, *arguments: Any) -> Group:
+        return msgspec.structs.replace(group(self, *arguments), sharers=sharers)
+
+    monkeypatch.setattr(MaskedRounds, "_group", claiming)
+    with masked("private") as net:
+        joined = started(net)
+        assert not net.round(left=1.0).enough
+        for node in joined:
+            with pytest.raises(
+                RefusedByAggregator, match=f"divides the noise among {sharers} nodes"
+            ):
+                node.result(LONG)

@@ -1,5 +1,5 @@
-"""A node's end of its connection: what it sends, and what it makes of an aggregator that
-goes, returns or errs.
+"""A node's end of the connection: what it sends, reconnection, and aggregators that
+misbehave.
 """
 
 import asyncio
@@ -36,21 +36,21 @@ from support.networked import (
     LONG,
     METHODS,
     RUN,
-    HeldWorker,
+    PausableWorker,
     aggregator,
     network,
     node_data,
     task,
-    until,
+    wait_until,
     without_network,
 )
 
-# Nothing of the data.
+# What leaves a node.
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """All that nodes send from now on."""
+    """All messages that nodes send from now on."""
     found: list[bytes] = []
     send = node_module._send
 
@@ -67,7 +67,7 @@ FEATURES = 64
 
 @pytest.mark.parametrize("stored", ["uint8", "float32", "float64"])
 @pytest.mark.parametrize("method", ["paper", "frugal"])
-def test_raw_data_never_leave_a_node(sent: list[bytes], stored: str, method: str) -> None:
+def test_raw_data_never_leave_node(sent: list[bytes], stored: str, method: str) -> None:
     rng = np.random.default_rng(3)
     x = (
         rng.integers(0, 17, (60, FEATURES))
@@ -101,9 +101,7 @@ def test_raw_data_never_leave_a_node(sent: list[bytes], stored: str, method: str
             for form in ("<f4", "<f8", ">f4", ">f8", "u1"):
                 if form == "u1" and (stored != "uint8" or values is not row):
                     continue
-                for at in range(
-                    0, FEATURES, 16
-                ):  # a quarter of a sample is too much already
+                for at in range(0, FEATURES, 16):  # not even a quarter of a sample
                     piece = values[at : at + 16].astype(form).tobytes()
                     assert piece not in everything
                     pieces += 1
@@ -121,7 +119,7 @@ def large_aggregator(method: str, start: Any) -> Aggregator:
 
 
 def only_known_fields(data: bytes) -> Any:
-    """The message, which has nothing in it but what the protocol names."""
+    """Parse a message and check that it has no unknown fields."""
     message = pb.FromNode.FromString(data)
     size = message.ByteSize()
     message.DiscardUnknownFields()  # type: ignore[attr-defined]
@@ -138,9 +136,8 @@ def csv(folder: Path, rows: int) -> Path:
     return path
 
 
-def test_of_numbers_in_a_csv_only_names_means_and_deviations_are_told(
-    tmp_path: Path,
-) -> None:
+def test_csv_hello_has_only_moments(tmp_path: Path) -> None:
+    """Column names, means and deviations; its size does not depend on the rows."""
     sizes = []
     for rows in (10, 1000):
         own = from_file(csv(tmp_path, rows))
@@ -154,21 +151,20 @@ def test_of_numbers_in_a_csv_only_names_means_and_deviations_are_told(
         np.testing.assert_allclose(samples.table.numbers.deviation, x.std(axis=0))
         np.testing.assert_allclose(samples.target.mean, [values.mean()])
         sizes.append(len(message))
-    assert (
-        abs(sizes[0] - sizes[1]) <= 4
-    )  # a hundred times as many samples take two wider numbers
+    # 100 times the samples need two wider integers.
+    assert abs(sizes[0] - sizes[1]) <= 4
     with pytest.raises(UserError, match="has 9 samples; standardisation needs 10"):
         from_file(csv(tmp_path, 9)).samples()
 
 
-def test_what_nodes_count_is_what_the_hub_counts(
+def test_byte_counts_of_nodes_match(
     sent: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[bytes] = []
+    read_messages: list[bytes] = []
 
     class Counting(AggregatorReader):
         def feed(self, data: bytes) -> Any:
-            heard.append(data)
+            read_messages.append(data)
             return super().feed(data)
 
     monkeypatch.setattr(node_module, "AggregatorReader", Counting)
@@ -181,28 +177,30 @@ def test_what_nodes_count_is_what_the_hub_counts(
         for each in joined:
             each.result(LONG)
         assert net.server.counters.received == sum(len(message) + 5 for message in sent)
-        assert net.server.counters.sent == sum(len(message) + 5 for message in heard)
-    assert len(heard) == 3 * (1 + 4 + 1)
+        assert net.server.counters.sent == sum(
+            len(message) + 5 for message in read_messages
+        )
+    assert len(read_messages) == 3 * (1 + 4 + 1)
 
 
-# An aggregator that goes and comes back.
+# Reconnection.
 
 
-def test_a_node_goes_on_with_an_aggregator_that_comes_back() -> None:
-    heard: list[str] = []
+def test_node_survives_aggregator_restart() -> None:
+    notices: list[str] = []
     with network(batch=5) as net:
-        joined = [net.join(node, notify=heard.append) for node in (0, 1)]
+        joined = [net.join(node, notify=notices.append) for node in (0, 1)]
         net.start(2)
         net.round(), net.round()
         net.restart(net.server.members.snapshot(), "back soon")
         net.round(), net.round()
         assert bits(net.all_w) == bits(without_network([[0, 1]] * 4, batch=5))
-        assert any("back soon" in text for text in heard)
+        assert any("back soon" in text for text in notices)
         net.server.close(Farewell("over"))
         assert [each.result(LONG) for each in joined] == [Farewell("over")] * 2
 
 
-def test_a_round_that_the_aggregator_never_counted_is_made_again() -> None:
+def test_uncounted_round_is_repeated() -> None:
     works = [Worker(node_data(node)) for node in (0, 1)]
     with network(batch=5) as net:
         for node in (0, 1):
@@ -211,17 +209,16 @@ def test_a_round_that_the_aggregator_never_counted_is_made_again() -> None:
         net.round()
         members, broadcast = net.server.members.snapshot(), net.aggregator.pending
         assert broadcast is not None
-        net.server.begin(
-            broadcast, least=2, timeout=LONG, left=LONG
-        )  # and crashes when the nodes have answered
-        until(lambda: [work.made for work in works] == [2, 2])
+        # It crashes after the nodes have answered.
+        net.server.begin(broadcast, least=2, timeout=LONG, left=LONG)
+        wait_until(lambda: [work.made for work in works] == [2, 2])
         net.server.finish()
-        net.restart(members, "a crash, say")
+        net.restart(members, "a crash")
         net.round(), net.round()
         assert bits(net.all_w) == bits(without_network([[0, 1]] * 3, batch=5))
 
 
-def test_an_aggregator_that_is_not_there_is_given_up() -> None:
+def test_unreachable_aggregator_is_reported() -> None:
     with network() as net:
         address = net.address
     with pytest.raises(
@@ -230,20 +227,18 @@ def test_an_aggregator_that_is_not_there_is_given_up() -> None:
         asyncio.run(run_node(address, Worker(node_data(0)), name="node-0", patience=0.0))
 
 
-def test_a_farewell_is_heard_in_the_middle_of_a_round() -> None:
-    """And in the middle of a trial round, in which kernels may have to be compiled for a
-    minute.
-    """
-    heard: list[str] = []
-    working, preparing = HeldWorker(node_data(0)), HeldWorker(node_data(1))
+def test_farewell_interrupts_a_round() -> None:
+    """Also during a trial round, which may compile kernels for a minute."""
+    notices: list[str] = []
+    working, preparing = PausableWorker(node_data(0)), PausableWorker(node_data(1))
     with network() as net:
-        joined = [net.join(0, worker=working, notify=heard.append)]
+        joined = [net.join(0, worker=working, notify=notices.append)]
         net.start(1)
         for worker in (working, preparing):
             worker.go.clear()
         net.begin()
-        joined.append(net.join(1, worker=preparing, notify=heard.append))
-        until(
+        joined.append(net.join(1, worker=preparing, notify=notices.append))
+        wait_until(
             lambda: (
                 net.server._rounds.count() == 2
                 and all(peer.welcomed for peer in net.server._peers)
@@ -254,28 +249,28 @@ def test_a_farewell_is_heard_in_the_middle_of_a_round() -> None:
         assert (working.made, preparing.made) == (0, 0)
         for worker in (working, preparing):
             worker.go.set()
-    assert sum("joined" in text for text in heard) == 1
+    assert sum("joined" in text for text in notices) == 1
 
 
-def test_a_node_says_that_it_waits_for_others() -> None:
-    heard: list[str] = []
+def test_node_reports_waiting() -> None:
+    notices: list[str] = []
     with network() as net:
-        net.join(0, notify=heard.append)
-        until(lambda: bool(heard))
-        assert heard == [f"connected to {net.address}; waiting for a task"]
+        net.join(0, notify=notices.append)
+        wait_until(lambda: bool(notices))
+        assert notices == [f"connected to {net.address}; waiting for a task"]
         net.start(1)
-        until(lambda: len(heard) == 2)
-        assert heard[1] == f"joined {net.address} as node-0, to train svm (6 parameters)"
+        wait_until(lambda: len(notices) == 2)
+        assert notices[1] == f"joined {net.address} as node-0, to train svm (6 parameters)"
 
 
 # An aggregator that misbehaves.
 
 
-async def met(*connections: list[bytes], code: Any = None) -> list[str]:
-    """A node meets an aggregator that says these bytes on each of its connections; what the
-    node says of it.
+async def run_against(*connections: list[bytes], code: Any = None) -> list[str]:
+    """Run a node against an aggregator that sends these bytes on each connection. Return
+    the notices of the node.
     """
-    heard: list[str] = []
+    notices: list[str] = []
     coming = iter(connections)
 
     async def converse(_: Any, context: Any) -> None:
@@ -296,11 +291,11 @@ async def met(*connections: list[bytes], code: Any = None) -> list[str]:
     await server.start()
     try:
         await run_node(
-            f"127.0.0.1:{port}", Worker(node_data(0)), name="node-0", notify=heard.append
+            f"127.0.0.1:{port}", Worker(node_data(0)), name="node-0", notify=notices.append
         )
     finally:
         await server.stop(None)
-    return heard
+    return notices
 
 
 def welcome(**other: Any) -> bytes:
@@ -324,13 +319,13 @@ def welcome(**other: Any) -> bytes:
         ([pack_farewell(Farewell("not now", again=True))[0]], "not now"),
     ],
 )
-def test_a_node_stays_away_for_a_while_from_an_aggregator_that_breaks_the_rules(
+def test_node_retries_after_protocol_errors(
     messages: list[bytes], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.001)
     last = pack_farewell(Farewell("over"))
-    heard = asyncio.run(met(messages, last))
-    assert any(reason in text and "trying again" in text for text in heard)
+    notices = asyncio.run(run_against(messages, last))
+    assert any(reason in text and "trying again" in text for text in notices)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +341,7 @@ def test_a_node_stays_away_for_a_while_from_an_aggregator_that_breaks_the_rules(
         ),
     ],
 )
-def test_a_broadcast_that_cannot_be(
+def test_invalid_broadcasts_are_reported(
     other: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.001)
@@ -358,27 +353,27 @@ def test_a_broadcast_that_cannot_be(
     for name, value in other.items():
         if not hasattr(start, name):
             setattr(message.broadcast, name, value)
-    heard = asyncio.run(
-        met([welcome(), message.SerializeToString()], pack_farewell(Farewell("over")))
+    notices = asyncio.run(
+        run_against(
+            [welcome(), message.SerializeToString()], pack_farewell(Farewell("over"))
+        )
     )
-    assert any(f"it broke the protocol: {reason}" in text for text in heard)
+    assert any(f"it broke the protocol: {reason}" in text for text in notices)
 
 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"model": "unheard-of"}, "unknown model"),
+        ({"model": "no-such-model"}, "unknown model"),
         ({"parameters": 7}, "7 at the aggregator"),
     ],
 )
-def test_a_task_that_cannot_be_done_ends_the_node_with_a_reason(
-    other: dict[str, Any], reason: str
-) -> None:
+def test_impossible_task_stops_node(other: dict[str, Any], reason: str) -> None:
     with pytest.raises(RefusedByAggregator, match=reason):
-        asyncio.run(met([welcome(**other)]))
+        asyncio.run(run_against([welcome(**other)]))
 
 
 @pytest.mark.parametrize("code", sorted(node_module._FINAL, key=str))
-def test_a_node_that_does_not_belong_ends(code: Any) -> None:
+def test_final_refusals_stop_node(code: Any) -> None:
     with pytest.raises(RefusedByAggregator, match="refused node-0: go away"):
-        asyncio.run(met(code=code))
+        asyncio.run(run_against(code=code))

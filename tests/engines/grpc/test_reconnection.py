@@ -1,6 +1,4 @@
-"""A connection is cut, as networks do it: the node comes back with all that it knew,
-whatever kind of data it holds.
-"""
+"""Cut connections: a node reconnects with its memory, for every kind of data."""
 
 import struct
 from collections.abc import Callable
@@ -23,9 +21,9 @@ from fedbudget.launch.method import build_method
 from fedbudget.launch.task import agree_on_task
 from fedbudget.models import TorchModel
 from fedbudget.protocol.aggregator import Aggregator
-from support.cut_line import cut_line
+from support.cut_line import breakable_line
 from support.methods import bits
-from support.networked import LONG, HeldWorker, aggregator, network, until
+from support.networked import LONG, PausableWorker, aggregator, network, wait_until
 
 NODES = 2
 
@@ -70,7 +68,7 @@ def of_shard(folder: Path, node: int) -> NodeData:
 
 
 class Noisy(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """Samples that are read one by one, with what a transform draws."""
+    """Samples with a random transform, read one by one."""
 
     def __init__(self, node: int) -> None:
         self._x = torch.from_numpy(
@@ -95,11 +93,11 @@ def network_of_torch() -> nn.Module:
 
 
 @pytest.mark.parametrize("data", [of_csv, of_npz, of_idx, of_shard, of_torch])
-def test_a_node_whose_connection_is_cut_comes_back_and_nothing_is_lost(
+def test_cut_connection_keeps_same_bits(
     data: Callable[[Path, int], NodeData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut between two rounds, and while the node is at work on one: every w is the one of a
-    run that was never cut.
+    """Cut between two rounds and during one. Every w equals that of an uninterrupted
+    run.
     """
     monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.01)
     own = [data(tmp_path, node) for node in range(NODES)]
@@ -110,8 +108,8 @@ def test_a_node_whose_connection_is_cut_comes_back_and_nothing_is_lost(
 def run(
     own: list[NodeData], make: Callable[[], nn.Module] | None, *, cut: bool
 ) -> list[Float32]:
-    """The w of five rounds; the first node's connection may be cut after the second, and in
-    the fourth.
+    """The w of five rounds. With `cut`, the connection of the first node is cut after round
+    2 and in round 4.
     """
     settings = Settings(
         model="softmax", method="frugal", batch_size=8, seed=5, budget=("time=1h",)
@@ -121,12 +119,12 @@ def run(
     settings, task, model = agree_on_task(
         settings, method, [each.samples() for each in own], models[0]
     )
-    with network() as net, cut_line(net.server.port) as line:
+    with network() as net, breakable_line(net.server.port) as line:
         net.task, w = task, model.initial(settings.seed)
         costs: Any = {"budget": known.budget, "expected": known.costs}
         net.aggregator = Aggregator(w, method=method, statistics=model.statistics, **costs)
         workers = [
-            HeldWorker(each, model=theirs)
+            PausableWorker(each, model=theirs)
             for each, theirs in zip(own, models[1:], strict=True)
         ]
         joined = [
@@ -137,13 +135,13 @@ def run(
         net.round(), net.round()
         if cut:
             line.cut()
-            until(lambda: line.made == 2)
-            until(lambda: net.server._rounds.count(ready=True) == NODES)
+            wait_until(lambda: line.made == 2)
+            wait_until(lambda: net.server._rounds.count(ready=True) == NODES)
         net.round()
         workers[0].go.clear()
         net.begin(least=NODES)
         if cut:
-            until(
+            wait_until(
                 lambda: any(
                     peer.asked for peer in net.server._peers if peer.name == "node-0"
                 )

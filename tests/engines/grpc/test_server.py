@@ -1,4 +1,4 @@
-"""The aggregator's end of all connections: who is connected, what passes, and the end."""
+"""The server of the aggregator: connected nodes, counted bytes, and the end of a run."""
 
 import threading
 
@@ -17,17 +17,13 @@ from support.networked import (
     Network,
     network,
     node_data,
-    until,
+    wait_until,
     without_network,
 )
-from support.raw_peers import (
-    RawPeer,
-    report_of,
-    samples,
-)
+from support.raw_peers import RawPeer, report_of, samples
 
 
-def test_waiting_for_nodes_ends_when_interrupted() -> None:
+def test_interrupt_ends_waiting_for_nodes() -> None:
     with network() as net:
         over = threading.Event()
 
@@ -41,7 +37,7 @@ def test_waiting_for_nodes_ends_when_interrupted() -> None:
         waiting.join()
 
 
-def test_the_aggregator_can_hold_data_itself() -> None:
+def test_aggregator_can_hold_data() -> None:
     with network() as net:
         net.server.add_own_node(Worker(node_data(0)))
         net.join(1), net.join(2)
@@ -56,7 +52,7 @@ def test_the_aggregator_can_hold_data_itself() -> None:
         assert len(net.server.trials()) == 3
 
 
-def test_nodes_are_numbered_by_the_numbers_in_their_names() -> None:
+def test_node_numbers_follow_names() -> None:
     with network() as net:
         for name in ("node-10", "node-9", "node-2"):
             net.join(0, name=name)
@@ -70,45 +66,45 @@ def test_nodes_are_numbered_by_the_numbers_in_their_names() -> None:
         assert found == {"node-2": [0], "node-9": [1], "node-10": [2]}
 
 
-def test_what_peers_count_is_what_the_hub_counts() -> None:
+def test_byte_counts_of_peers_match() -> None:
     with network() as net:
         peers = [RawPeer(net, f"peer-{number}") for number in range(3)]
         for peer in peers:
-            peer.say(peer.hello())
+            peer.send(peer.hello())
         net.server.wait_for(3, lambda: False)
         net.server.start(net.task)
         for peer in peers:
-            peer.hear()
-            peer.say(*pack_ready(COSTS))
+            peer.receive()
+            peer.send(*pack_ready(COSTS))
         net.ready(3)
         net.aggregator.start()
         for _ in range(3):
             broadcast = net.begin()
             for peer in peers:
-                peer.hear()
-                peer.say(*report_of(broadcast))
+                peer.receive()
+                peer.send(*report_of(broadcast))
             net.finish()
-        until(lambda: net.server.counters.sent == sum(peer.received for peer in peers))
+        wait_until(lambda: net.server.counters.sent == sum(peer.received for peer in peers))
         assert net.server.counters.received == sum(peer.sent for peer in peers)
 
 
-def test_all_hear_the_farewell() -> None:
+def test_farewell_reaches_all_nodes() -> None:
     with network() as net:
         joined = [net.join(0), net.join(1)]
         net.start(2)
-        net.server.close(Farewell("enough is enough"))
-        assert [each.result(LONG) for each in joined] == [Farewell("enough is enough")] * 2
+        net.server.close(Farewell("the run is over"))
+        assert [each.result(LONG) for each in joined] == [Farewell("the run is over")] * 2
 
 
-def test_a_port_that_is_taken_is_refused_in_words() -> None:
+def test_occupied_port_is_reported() -> None:
     with network() as net, pytest.raises(UserError, match="cannot listen on"):
         AggregatorServer(net.address, run="another", tokens=Tokens()).open()
 
 
-def test_a_welcome_has_the_task_and_the_numbers_of_the_fleet(net: Network) -> None:
+def test_welcome_has_task_and_numbers(net: Network) -> None:
     peer = RawPeer(net)
-    peer.say(peer.hello(samples=samples(sizes=(11, 12))))
-    found = AggregatorReader().feed(peer.hear())
+    peer.send(peer.hello(samples=samples(sizes=(11, 12))))
+    found = AggregatorReader().feed(peer.receive())
     assert isinstance(found, Welcome)
     assert (found.run, found.numbers) == ("a-run", (2, 3))
     assert bits(found.task) == bits(net.task)

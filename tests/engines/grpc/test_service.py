@@ -1,5 +1,5 @@
-"""What peers may say, and when, with real streams on loopback; who breaks the rules is
-dropped.
+"""Protocol rules on real loopback streams: a peer that breaks them is dropped, and the
+others continue.
 """
 
 import gc
@@ -27,25 +27,25 @@ from support.networked import (
     LONG,
     Network,
     network,
-    until,
+    wait_until,
     without_network,
 )
 from support.raw_peers import (
     RawPeer,
-    assert_turned_away,
+    assert_refused,
     assert_undisturbed,
-    heard,
     hello_of_version,
+    next_broadcast,
     report_of,
     samples,
     two_rounds,
 )
 
-# What is said first.
+# Hellos.
 
 
 @pytest.mark.parametrize(
-    ("say", "reason"),
+    ("send", "reason"),
     [
         (
             lambda peer: hello_of_version(peer, 1),
@@ -74,15 +74,15 @@ from support.raw_peers import (
         (lambda _: b"", "an empty message instead of 'hello'"),
     ],
 )
-def test_a_hello_that_breaks_the_rules(
+def test_invalid_hello_drops_peer(
     net: Network,
     caplog: pytest.LogCaptureFixture,
-    say: Callable[[RawPeer], bytes],
+    send: Callable[[RawPeer], bytes],
     reason: str,
 ) -> None:
     peer = RawPeer(net)
-    peer.say(say(peer))
-    assert_turned_away(peer, "INVALID_ARGUMENT", reason, caplog)
+    peer.send(send(peer))
+    assert_refused(peer, "INVALID_ARGUMENT", reason, caplog)
     assert (net.server.counters.dropped, net.server.counters.refused) == (1, 0)
     assert_undisturbed(net)
 
@@ -98,108 +98,106 @@ def test_a_hello_that_breaks_the_rules(
         ({"classes": ("no", "perhaps")}, "its class 'perhaps' is not one of no, yes"),
     ],
 )
-def test_data_for_another_model_are_refused(
+def test_mismatched_data_are_refused(
     net: Network, caplog: pytest.LogCaptureFixture, other: dict[str, Any], reason: str
 ) -> None:
     peer = RawPeer(net)
-    peer.say(peer.hello(samples=samples(**other)))
-    assert_turned_away(peer, "FAILED_PRECONDITION", reason, caplog)
+    peer.send(peer.hello(samples=samples(**other)))
+    assert_refused(peer, "FAILED_PRECONDITION", reason, caplog)
     assert (net.server.counters.dropped, net.server.counters.refused) == (0, 1)
     assert_undisturbed(net)
 
 
-def test_a_node_that_comes_back_with_another_number_of_nodes_is_refused(
+def test_changed_number_of_nodes_is_refused(
     net: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer = RawPeer(net)
     peer.become_ready()
     net.ready(3)
     broadcast = net.begin()
-    peer.say(*report_of(broadcast))
+    peer.send(*report_of(broadcast))
     assert len(net.finish().answers) == 3
     peer.leave()
-    until(lambda: len(net.server.descriptions()) == 2)
+    wait_until(lambda: len(net.server.descriptions()) == 2)
     peer = RawPeer(net)
-    peer.say(peer.hello(samples=samples(sizes=(11, 11))))
-    assert_turned_away(peer, "FAILED_PRECONDITION", "intruder had 1 nodes, not 2", caplog)
+    peer.send(peer.hello(samples=samples(sizes=(11, 11))))
+    assert_refused(peer, "FAILED_PRECONDITION", "intruder had 1 nodes, not 2", caplog)
     assert len(net.round().answers) == 2
 
 
-def test_a_peer_that_never_says_hello(
+def test_silent_peer_is_dropped(
     net: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(service_module, "_HELLO_PATIENCE", 0.05)
-    assert_turned_away(
+    assert_refused(
         RawPeer(net), "INVALID_ARGUMENT", "it was silent for 0.05 seconds", caplog
     )
     assert net.server.counters.dropped == 1
     assert_undisturbed(net)
 
 
-def test_a_peer_that_never_gets_ready(
+def test_peer_that_never_becomes_ready(
     net: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(service_module, "_READY_PATIENCE", 0.05)
     peer = RawPeer(net)
-    peer.say(peer.hello())
-    assert_turned_away(peer, "INVALID_ARGUMENT", "it was silent for 0.05 seconds", caplog)
+    peer.send(peer.hello())
+    assert_refused(peer, "INVALID_ARGUMENT", "it was silent for 0.05 seconds", caplog)
     assert_undisturbed(net)
 
 
-def test_no_more_nodes_are_let_in_than_were_allowed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_maximum_number_of_nodes(caplog: pytest.LogCaptureFixture) -> None:
     with network(most=2) as net:
         two_rounds(net)
         peer = RawPeer(net)
-        peer.say(peer.hello())
-        assert_turned_away(peer, "RESOURCE_EXHAUSTED", "there are 2 nodes already", caplog)
+        peer.send(peer.hello())
+        assert_refused(peer, "RESOURCE_EXHAUSTED", "there are 2 nodes already", caplog)
         assert_undisturbed(net)
 
 
-def test_a_name_that_is_connected_is_refused_to_another_instance(
+def test_name_belongs_to_one_instance(
     net: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer = RawPeer(net, "node-1", node=1)
-    peer.say(peer.hello(instance="not the same"))
-    assert_turned_away(
+    peer.send(peer.hello(instance="another"))
+    assert_refused(
         peer, "ALREADY_EXISTS", "there is a node with the name node-1 already", caplog
     )
     assert net.server.counters.refused == 1
     assert_undisturbed(net)
 
 
-def test_the_same_instance_takes_the_place_of_its_old_connection(net: Network) -> None:
+def test_reconnection_replaces_old_connection(net: Network) -> None:
     old, new = RawPeer(net), RawPeer(net)
     old.become_ready(instance="same")
     net.ready(3)
     net.begin()
-    old.hear()
+    old.receive()
     new.become_ready(instance="same")
     assert old.ended()[0] != grpc.StatusCode.OK
-    net.finish()  # does not wait for the old one's report
+    net.finish()  # without the report of the old connection
     net.ready(3)
     net.begin()
-    assert heard(new).base_round == 0
+    assert next_broadcast(new).base_round == 0
     new.leave()
     net.finish()
     assert (net.server.counters.dropped, net.server.counters.refused) == (0, 0)
     assert_undisturbed(net)
 
 
-# What is said when asked, and when not.
+# Reports.
 
 
 GOOD_VECTORS = 4 * FEATURES
 
 
-def spoilt(**other: Any) -> NodeCosts:
-    """Costs with another reading of time."""
+def changed_costs(**other: Any) -> NodeCosts:
+    """Costs with a changed reading of time."""
     return NodeCosts({"time": replace(COSTS.readings["time"], **other)})
 
 
 @pytest.mark.parametrize(
-    ("say", "reason"),
+    ("send", "reason"),
     [
         (
             lambda broadcast: report_of(broadcast, size=10**10),
@@ -238,19 +236,19 @@ def spoilt(**other: Any) -> NodeCosts:
             "56 bytes of numbers instead of 48",
         ),
         (
-            lambda broadcast: report_of(broadcast, costs=spoilt(whole=float("nan"))),
+            lambda broadcast: report_of(broadcast, costs=changed_costs(whole=float("nan"))),
             "time (whole) is nan",
         ),
         (
-            lambda broadcast: report_of(broadcast, costs=spoilt(step=-1.0)),
+            lambda broadcast: report_of(broadcast, costs=changed_costs(step=-1.0)),
             "time (step) is -1.0",
         ),
         (
-            lambda broadcast: report_of(broadcast, costs=spoilt(step=float("inf"))),
+            lambda broadcast: report_of(broadcast, costs=changed_costs(step=float("inf"))),
             "time (step) is inf",
         ),
         (
-            lambda broadcast: report_of(broadcast, costs=spoilt(host="h" * 201)),
+            lambda broadcast: report_of(broadcast, costs=changed_costs(host="h" * 201)),
             "a host name of 201 characters",
         ),
         (lambda _: pack_ready(COSTS), "'ready' instead of 'report'"),
@@ -262,65 +260,62 @@ def spoilt(**other: Any) -> NodeCosts:
         (lambda _: [b"\x1a\xff"], "bytes that are not a message"),
     ],
 )
-def test_a_report_that_breaks_the_rules(
+def test_invalid_report_drops_peer(
     net: Network,
     caplog: pytest.LogCaptureFixture,
-    say: Callable[[Broadcast], list[bytes]],
+    send: Callable[[Broadcast], list[bytes]],
     reason: str,
 ) -> None:
     peer = RawPeer(net)
     peer.become_ready()
     net.ready(3)
     broadcast = net.begin()
-    heard(peer)
-    peer.say(*say(broadcast))
-    assert_turned_away(peer, "INVALID_ARGUMENT", reason, caplog)
+    next_broadcast(peer)
+    peer.send(*send(broadcast))
+    assert_refused(peer, "INVALID_ARGUMENT", reason, caplog)
     collected = net.finish()
     assert collected.missed == (2,)
     assert (net.server.counters.dropped, net.server.counters.refused) == (1, 0)
     assert_undisturbed(net)
 
 
-def test_half_a_report_and_then_silence(
+def test_incomplete_report_drops_peer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(service_module, "_PART_PATIENCE", 0.05)
     monkeypatch.setattr(stream, "PART", 1000)
-    nodes = 50  # whose vectors take two messages then
+    nodes = 50  # their vectors take two messages
     with network() as net:
         two_rounds(net)
         peer = RawPeer(net)
         peer.become_ready(samples=samples(sizes=(20,) * nodes))
         net.ready(2 + nodes)
         broadcast = net.begin()
-        heard(peer)
+        next_broadcast(peer)
         first, last = report_of(broadcast, nodes=nodes)
-        peer.say(first)
-        assert_turned_away(
-            peer, "INVALID_ARGUMENT", "it was silent for 0.05 seconds", caplog
-        )
+        peer.send(first)
+        assert_refused(peer, "INVALID_ARGUMENT", "it was silent for 0.05 seconds", caplog)
         assert net.finish().missed == tuple(range(2, 2 + nodes))
         assert net.server.counters.dropped == 1
         assert len(last) < len(first)
         assert_undisturbed(net)
 
 
-def test_a_flood_is_read_no_further_than_its_first_message(
-    net: Network, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_flood_is_read_once(net: Network, caplog: pytest.LogCaptureFixture) -> None:
+    """The server reads only the first message."""
     peer = RawPeer(net)
     peer.become_ready()
     net.ready(3)
     before, extra = net.server.counters.received, pack_ready(COSTS)[0]
-    peer.say_what_it_can(*[extra] * 1000)
-    until(lambda: "is dropped: 'ready' instead of 'nothing'" in caplog.text)
-    until(lambda: len(net.server.descriptions()) == 2)
+    peer.send_if_open(*[extra] * 1000)
+    wait_until(lambda: "is dropped: 'ready' instead of 'nothing'" in caplog.text)
+    wait_until(lambda: len(net.server.descriptions()) == 2)
     assert net.server.counters.received - before == len(extra) + FRAME
     assert net.server.counters.dropped == 1
     assert_undisturbed(net)
 
 
-def test_a_report_that_nobody_asked_for(
+def test_unrequested_report_drops_peer(
     net: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     broadcast = net.aggregator.pending
@@ -328,12 +323,12 @@ def test_a_report_that_nobody_asked_for(
     peer = RawPeer(net)
     peer.become_ready()
     net.ready(3)
-    peer.say(*report_of(broadcast))
-    assert_turned_away(peer, "INVALID_ARGUMENT", "'report' instead of 'nothing'", caplog)
+    peer.send(*report_of(broadcast))
+    assert_refused(peer, "INVALID_ARGUMENT", "'report' instead of 'nothing'", caplog)
     assert_undisturbed(net)
 
 
-def test_peers_that_vanish_while_they_are_sent_something_disturb_nobody(
+def test_vanishing_peers_do_not_disturb(
     net: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -348,13 +343,13 @@ def test_peers_that_vanish_while_they_are_sent_something_disturb_nobody(
             net.begin()
             peer.leave()
             net.finish()
-        until(lambda: len(net.server.descriptions()) == 2)
+        wait_until(lambda: len(net.server.descriptions()) == 2)
     assert bits(net.all_w) == bits(without_network([[0, 1]] * 7))
     assert [record for record in caplog.records if record.name == "asyncio"] == []
     assert net.server.counters.dropped == 0
 
 
-def test_a_peer_that_leaves_in_the_middle_of_a_large_broadcast(
+def test_peer_leaving_during_large_broadcast(
     net: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -362,21 +357,21 @@ def test_a_peer_that_leaves_in_the_middle_of_a_large_broadcast(
     assert broadcast is not None
     with network() as other:
         peer = RawPeer(other)
-        peer.say(peer.hello())
+        peer.send(peer.hello())
         other.server.wait_for(1, lambda: False)
         other.server.start(other.task)
-        peer.hear()
-        peer.say(*pack_ready(COSTS))
+        peer.receive()
+        peer.send(*pack_ready(COSTS))
         other.ready(1)
         large = replace(broadcast, w=np.zeros(20_000_000, np.float32), catch_up=None)
         other.server.begin(large, least=1, timeout=LONG, left=LONG)
-        peer.hear()
+        peer.receive()
         peer.leave()
-        until(lambda: not other.server.descriptions())
+        wait_until(lambda: not other.server.descriptions())
         other.server.wake()
         assert not other.server.finish().enough
         assert other.server.counters.sent < large.w.nbytes
-    gc.collect()  # an exception that nobody has looked at is told of now
+    gc.collect()  # reports exceptions that were never retrieved
     assert [
         record
         for record in caplog.records

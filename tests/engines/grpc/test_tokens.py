@@ -1,6 +1,4 @@
-"""Names of nodes, and tokens: what is let in, what is refused, and that nothing of a token
-is ever shown.
-"""
+"""Names of nodes, and tokens: valid and invalid ones, and no token in any output."""
 
 import hmac
 import traceback
@@ -27,7 +25,7 @@ ONE, TWO = "first-token-0123456789", "second-token-9876543210"
 
 
 @pytest.fixture(autouse=True)
-def _no_token_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_environment_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
 
 
@@ -40,21 +38,21 @@ def secret_file(folder: Path, text: str | bytes) -> Path:
 
 class TestNames:
     @pytest.mark.parametrize("name", ["a", "7", "edge-1", "Edge_1.local", "n" * 64])
-    def test_that_are_plain_are_good(self, name: str) -> None:
+    def test_valid_names(self, name: str) -> None:
         assert valid_name(name)
         assert check_name(name) == name
 
     @pytest.mark.parametrize(
         "name", ["", "-a", ".a", "_a", "a/b", "a b", "a\n", "é", "٣", "n" * 65, "a\x00"]
     )
-    def test_that_are_not_are_refused(self, name: str) -> None:
+    def test_invalid_names_are_refused(self, name: str) -> None:
         assert not valid_name(name)
         with pytest.raises(UserError, match="cannot be the name of a node"):
             check_name(name)
 
 
 class TestTokens:
-    def test_are_not_required_when_there_are_none(self) -> None:
+    def test_no_tokens_allow_all(self) -> None:
         tokens = Tokens.load(None)
         assert not tokens.required
         assert tokens.allows("edge-1", "")
@@ -62,7 +60,7 @@ class TestTokens:
     @pytest.mark.parametrize(
         "text", [ONE, f"{ONE}\n", f"\n# shared\r\n  {ONE}  # for all\r\n\n", f"\ufeff{ONE}"]
     )
-    def test_shared_one_is_for_every_name(self, tmp_path: Path, text: str) -> None:
+    def test_shared_token_fits_every_name(self, tmp_path: Path, text: str) -> None:
         tokens = Tokens.load(secret_file(tmp_path, text))
         assert tokens.required
         assert tokens.allows("edge-1", ONE)
@@ -70,7 +68,7 @@ class TestTokens:
         for wrong in (TWO, "", ONE[:-1], f"{ONE} ", ONE.upper(), "\ud800", "é" * 20):
             assert not tokens.allows("edge-1", wrong)
 
-    def test_one_for_each_node_is_for_that_name_only(self, tmp_path: Path) -> None:
+    def test_named_token_fits_one_name(self, tmp_path: Path) -> None:
         tokens = Tokens.load(
             secret_file(tmp_path, f"# ours\nedge-1 {ONE}\n\n\tedge-2\t{TWO} # new\n")
         )
@@ -83,12 +81,12 @@ class TestTokens:
         allowed = {pair for pair in allowed if tokens.allows(*pair)}
         assert allowed == {("edge-1", ONE), ("edge-2", TWO)}
 
-    def test_a_sign_within_a_token_begins_no_comment(self, tmp_path: Path) -> None:
+    def test_hash_inside_token_is_kept(self, tmp_path: Path) -> None:
         assert Tokens.load(secret_file(tmp_path, "half#of#a#token#here")).allows(
             "n", "half#of#a#token#here"
         )
 
-    def test_from_the_environment_is_shared_and_a_file_comes_before_it(
+    def test_file_overrides_environment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv(TOKEN_VARIABLE, f"{ONE}\n")
@@ -99,12 +97,13 @@ class TestTokens:
         assert Tokens.load(path).allows("any", TWO)
         assert node_token(path) == TWO
 
-    def test_of_a_node_may_be_absent(self) -> None:
+    def test_node_token_is_optional(self) -> None:
         assert node_token(None) is None
 
-    def test_an_unknown_name_is_compared_too(
+    def test_unknown_names_take_same_time(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Every check compares one digest, so timing reveals no names."""
         compared: list[tuple[int, int]] = []
         real = hmac.compare_digest
 
@@ -123,7 +122,7 @@ class TestTokens:
             tokens.allows(name, token)
         assert compared == [(32, 32)] * 4
 
-    def test_are_nowhere_in_what_is_shown_or_kept(self, tmp_path: Path) -> None:
+    def test_tokens_are_not_shown_or_stored(self, tmp_path: Path) -> None:
         shared = Tokens.load(secret_file(tmp_path, ONE))
         by_name = Tokens.load(secret_file(tmp_path, f"edge-1 {ONE}\nedge-2 {TWO}"))
         for tokens in (shared, by_name):
@@ -139,15 +138,13 @@ class TestTokens:
             assert repr(tokens) == "Tokens()"
 
     @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o620, 0o644])
-    def test_in_a_file_that_others_can_read_are_refused(
-        self, tmp_path: Path, mode: int
-    ) -> None:
+    def test_readable_token_file_is_refused(self, tmp_path: Path, mode: int) -> None:
         path = secret_file(tmp_path, ONE)
         path.chmod(mode)
         for load in (Tokens.load, node_token):
             with pytest.raises(
                 UserError,
-                match=rf"others can read or change .* \(mode {mode:03o}\); chmod 600 {path}",
+                match=rf"others can read .* \(mode {mode:03o}\); chmod 600 {path}",
             ):
                 load(path)
         path.chmod(0o400)
@@ -174,15 +171,16 @@ class TestTokens:
             (ONE.encode() + b"\xff", "is not a text file"),
         ],
     )
-    def test_that_are_wrong_are_refused_and_not_shown(
+    def test_invalid_token_files_are_refused(
         self, tmp_path: Path, text: str | bytes, why: str
     ) -> None:
+        """No error message shows a token."""
         path = secret_file(tmp_path, text)
         with pytest.raises(UserError, match=why) as refused:
             Tokens.load(path)
         assert_secret(refused.value)
 
-    def test_a_node_takes_no_file_of_many(self, tmp_path: Path) -> None:
+    def test_node_file_has_one_token(self, tmp_path: Path) -> None:
         with pytest.raises(
             UserError, match="line 1: a node's file has its token only"
         ) as refused:
@@ -192,7 +190,7 @@ class TestTokens:
             node_token(secret_file(tmp_path, f"edge-1 {ONE}\nedge-2 {TWO}"))
 
     @pytest.mark.parametrize("text", ["", "  ", "fifteen-letters", f"{ONE} {TWO}"])
-    def test_that_are_wrong_in_the_environment_are_refused_and_not_shown(
+    def test_invalid_environment_token_is_refused(
         self, text: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv(TOKEN_VARIABLE, text)
@@ -203,9 +201,7 @@ class TestTokens:
                 load(None)
             assert_secret(refused.value)
 
-    def test_in_a_file_that_is_not_there_or_a_folder_are_an_error_for_people(
-        self, tmp_path: Path
-    ) -> None:
+    def test_unreadable_token_file_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"cannot read the token file .*: No such file"):
             Tokens.load(tmp_path / "none")
         with pytest.raises(
@@ -219,7 +215,7 @@ class TestTokens:
         ),
         other=st.text(),
     )
-    def test_allow_what_was_set_and_nothing_else(self, token: str, other: str) -> None:
+    def test_only_the_set_token_fits(self, token: str, other: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(TOKEN_VARIABLE, token)
             tokens = Tokens.load(None)
@@ -228,8 +224,8 @@ class TestTokens:
 
 
 def assert_secret(error: BaseException) -> None:
-    """Neither the message nor what hangs on it shows a token. (Source lines of a traceback
-    do not hold values.)
+    """Check that neither the message nor the traceback of an error shows a token.
+    (Tracebacks show source lines, not values.)
     """
     shown = "".join(traceback.format_exception(error)) + repr(error) + repr(error.__dict__)
     for secret in (ONE, TWO, "fifteen-letters"):
@@ -237,11 +233,8 @@ def assert_secret(error: BaseException) -> None:
     assert error.__context__ is None or error.__suppress_context__
 
 
-# Certificates
-
-
-class TestFile:
-    def test_tokens_are_added_listed_and_revoked(self, tmp_path: Path) -> None:
+class TestTokenFile:
+    def test_add_list_and_revoke(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens"
         first, second = add_token(path, "edge-1"), add_token(path, "edge-2")
         assert path.stat().st_mode & 0o777 == 0o600
@@ -255,14 +248,14 @@ class TestFile:
         assert not Tokens.load(path).allows("edge-1", first)
         assert Tokens.load(path).allows("edge-2", second)
 
-    def test_comments_stay(self, tmp_path: Path) -> None:
+    def test_comments_are_kept(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens"
         add_token(path, "edge-1")
         path.write_text(f"# ward 3\n{path.read_text()}")
         add_token(path, "edge-2")
         assert path.read_text().startswith("# ward 3\nedge-1 ")
 
-    def test_what_cannot_be_is_refused(self, tmp_path: Path) -> None:
+    def test_invalid_changes_are_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens"
         add_token(path, "edge-1")
         for name, reason in (("edge-1", "already"), ("a b", "name")):
@@ -271,14 +264,13 @@ class TestFile:
         with pytest.raises(UserError, match="has no token of 'edge-9'"):
             revoke_token(path, "edge-9")
         shared = tmp_path / "shared"
-        shared.write_text("one-token-for-everybody\n")
+        shared.write_text("one-token-for-all-nodes\n")
         shared.chmod(0o600)
         with pytest.raises(UserError, match="a token without a name"):
             add_token(shared, "edge-1")
 
-    def test_a_change_is_seen_and_with_none_left_nobody_comes_in(
-        self, tmp_path: Path
-    ) -> None:
+    def test_reload_after_revocation(self, tmp_path: Path) -> None:
+        """With no token left, no node is admitted."""
         path = tmp_path / "tokens"
         token = add_token(path, "edge-1")
         file = TokenFile(path)

@@ -1,0 +1,354 @@
+"""Messages of both sides: exact round trips, and refusal of invalid broadcasts and
+reports.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbudget.arrays import Float32
+from fedbudget.engines.grpc.messages import (
+    AggregatorReader,
+    EncodedBroadcast,
+    NodeReader,
+    pack_broadcast,
+    pack_farewell,
+    pack_hello,
+    pack_ready,
+    pack_report,
+    pack_welcome,
+)
+from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, Welcome
+from fedbudget.engines.remote.task import SamplesDescription
+from fedbudget.protocol.compression import (
+    KINDS,
+    BroadcastCompressor,
+    decode,
+    encode,
+    with_feedback,
+)
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Work
+from fedbudget.resources.resource import NodeCosts
+from support.messages import (
+    COSTS,
+    EVERYTHING,
+    NOTHING,
+    REQUESTS,
+    TASK,
+    as_received,
+    random_broadcast,
+    random_report,
+    reader_after_welcome,
+    reader_for_report,
+    vector,
+    with_field,
+)
+from support.methods import bits
+from support.usage import node_costs
+
+BROADCAST = random_broadcast(3, np.random.default_rng(0), EVERYTHING)
+MESSAGE = pb.FromAggregator.FromString(pack_broadcast(BROADCAST, 2, catch_up=True)[0])
+NOT_FINITE = np.array([0, np.nan, 0], np.float32).tobytes()
+
+
+def test_welcome_round_trip() -> None:
+    welcome = Welcome("run", TASK, (3, 4))
+    assert bits(AggregatorReader().feed(pack_welcome(welcome)[0])) == bits(welcome)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=2000), st.booleans())
+def test_farewell_at_any_time(reason: str, again: bool) -> None:
+    (message,) = pack_farewell(Farewell(reason, again))
+    assert AggregatorReader().feed(message) == Farewell(reason, again)
+    assert reader_after_welcome().feed(message) == Farewell(reason, again)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_broadcast_round_trip(data: st.DataObject) -> None:
+    d = data.draw(st.integers(1, 600))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    request = data.draw(REQUESTS)
+    task, kind = (
+        replace(TASK, parameters=d, request=request),
+        data.draw(st.sampled_from(KINDS)),
+    )
+    broadcast = random_broadcast(
+        d,
+        rng,
+        request,
+        round=data.draw(st.integers(2, 2**31 - 1)),
+        tau=data.draw(st.integers(0, task.tau_max)),
+        eta=data.draw(st.floats(1e-300, 1e300)),
+        best=data.draw(st.booleans()),
+        stop=data.draw(st.booleans()),
+        compress=kind,
+    )
+    base_round = data.draw(st.integers(0, broadcast.round - 1))
+    catch_up = data.draw(st.booleans())
+    before, differences = None, {}
+    if data.draw(st.booleans()):
+        before = vector(rng, d)
+        differences["w"] = encode(kind, broadcast.w - before)
+        broadcast = replace(broadcast, w=before + decode(kind, differences["w"], d))
+        if broadcast.mean is not None:
+            differences["mean"] = encode(kind, broadcast.mean - broadcast.w)
+            broadcast = replace(
+                broadcast, mean=broadcast.w + decode(kind, differences["mean"], d)
+            )
+    messages = pack_broadcast(
+        broadcast, base_round, catch_up=catch_up, differences=differences
+    )
+    encoded = reader_after_welcome(task).feed(messages[0])
+    assert isinstance(encoded, EncodedBroadcast)
+    assert encoded.base_round == base_round
+    request_ = encoded.request(before)
+    assert request_.base_round == base_round
+    assert bits(request_.broadcast) == bits(
+        replace(broadcast, catch_up=broadcast.catch_up if catch_up else None)
+    )
+
+
+def test_8_bit_broadcast() -> None:
+    """The mean is encoded as its difference from w. Work per node is sent too, within
+    tau_max.
+    """
+    task, before = (
+        replace(TASK, compress="auto", tau_max=9),
+        np.array([1, 2, 3], np.float32),
+    )
+    compressor = BroadcastCompressor("8-bit")
+    w = compressor.quantize(before + np.array([0.5, -1, 0.25], np.float32), before)
+    mean = compressor.quantize(w + np.array([1e-3, -2e-3, 5e-4], np.float32), w)
+    broadcast = replace(
+        BROADCAST, w=w, mean=mean, work=Work(2.5, 4, (4,)), compress="8-bit"
+    )
+    differences = compressor.differences(broadcast)
+    assert [len(data) for data in differences.values()] == [4 + 3, 4 + 3]
+    messages = pack_broadcast(broadcast, 2, catch_up=False, differences=differences)
+    encoded = reader_after_welcome(task).feed(messages[0])
+    assert isinstance(encoded, EncodedBroadcast)
+    found = encoded.request(before).broadcast
+    assert (found.work, found.compress) == (broadcast.work, "8-bit")
+    assert found.w.tobytes() == w.tobytes()
+    assert found.mean is not None
+    assert found.mean.tobytes() == mean.tobytes()
+    np.testing.assert_allclose(found.mean - w, [1e-3, -2e-3, 5e-4], rtol=2e-2)
+    too_many = replace(broadcast, work=Work(2.5, 10, (10,)))
+    refused = reader_after_welcome(task).feed(
+        pack_broadcast(too_many, 2, catch_up=False)[0]
+    )
+    assert isinstance(refused, EncodedBroadcast)
+    with pytest.raises(PeerError, match=r"10 updates, 2\.5 in effect; the task allows 9"):
+        refused.request(before)
+
+
+def test_broadcast_numbers_are_compact() -> None:
+    """Field names and the request are not sent in every round."""
+    (message,) = pack_broadcast(BROADCAST, 2, catch_up=False)
+    assert len(message) < 12 + 60  # w of three parameters, and all other numbers
+
+
+def decoded_broadcast(message: bytes, before: Float32 | None = None) -> Broadcast:
+    encoded = reader_after_welcome().feed(message)
+    assert isinstance(encoded, EncodedBroadcast)
+    return encoded.request(before).broadcast
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("base_round", 3),
+        ("numbers", b""),
+        ("numbers", b"\xc1"),
+        ("numbers", msgspec.msgpack.encode([])),
+        ("numbers", msgspec.msgpack.encode([1] * 8)),
+        ("numbers", msgspec.msgpack.encode({"round": 3})),
+        ("numbers", msgspec.msgpack.encode("w" * 1000)),
+        ("size", 0),
+        ("size", 10**10),
+        ("vectors", b""),
+        ("vectors", NOT_FINITE + bytes(24)),
+        ("vectors", bytes(12) + NOT_FINITE + bytes(12)),
+        ("vectors", bytes(24) + NOT_FINITE),
+        ("difference", True),
+    ],
+)
+def test_invalid_broadcast_fields_are_refused(field: str, value: Any) -> None:
+    assert decoded_broadcast(MESSAGE.SerializeToString()) is not None
+    with pytest.raises(PeerError):
+        decoded_broadcast(with_field(MESSAGE, "broadcast", field, value))
+
+
+ZEROS = np.zeros(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"round": 0},
+        {"round": 2},
+        {"round": 2**31},
+        {"round": 3.5},
+        {"tau": -1},
+        {"tau": 10**9 + 1},
+        {"tau": True},
+        {"eta": 0.0},
+        {"eta": -0.1},
+        {"eta": math.nan},
+        {"eta": math.inf},
+        {"best": 1},
+        {"drift": Drift(True, -0.1)},
+        {"drift": Drift(True, 1.1)},
+        {"drift": Drift(True, math.nan)},
+        {"catch_up": CatchUp(ZEROS, None, 0)},
+        {"catch_up": CatchUp(ZEROS, ZEROS, -1)},
+    ],
+)
+def test_invalid_broadcast_values_are_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(PeerError):
+        decoded_broadcast(pack_broadcast(replace(BROADCAST, **other), 2, catch_up=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("place", "value"), [(1, None), (1, "best"), (6, None), (7, ["w", None, 0])]
+)
+def test_vector_names_must_match_fields(place: int, value: Any) -> None:
+    """w and drift are present if the task requests them."""
+    numbers = msgspec.msgpack.decode(MESSAGE.broadcast.numbers)
+    assert (numbers[1], numbers[7][:2]) == ("w", ["catch_up.best", "catch_up.mean"])
+    numbers[place] = value
+    with pytest.raises(PeerError):
+        decoded_broadcast(
+            with_field(MESSAGE, "broadcast", "numbers", msgspec.msgpack.encode(numbers))
+        )
+
+
+def test_overflowing_difference_is_refused() -> None:
+    task, huge = (
+        replace(TASK, compress="8-bit", request=NOTHING),
+        np.full(3, 3e38, np.float32),
+    )
+    broadcast = replace(BROADCAST, w=huge, request=NOTHING, drift=None, compress="8-bit")
+    (message,) = pack_broadcast(
+        broadcast, 2, catch_up=False, differences={"w": encode("8-bit", huge)}
+    )
+    encoded = reader_after_welcome(task).feed(message)
+    assert isinstance(encoded, EncodedBroadcast)
+    assert np.isfinite(encoded.request(-huge).broadcast.w).all()
+    with pytest.raises(PeerError, match="not finite"):
+        encoded.request(huge)
+
+
+REPORT_BROADCAST = random_broadcast(3, np.random.default_rng(0), EVERYTHING)
+REPORT = pb.FromNode.FromString(
+    pack_report(
+        random_report(REPORT_BROADCAST, 2, np.random.default_rng(0)),
+        node_costs(1, 2, energy=(5, 6)),
+        b"w" * 48,
+    )[0]
+)
+NUMBERS = 8 * 2 * 6  # two losses, two estimates and two divergences of two nodes
+
+
+def test_hello_round_trip() -> None:
+    hello = Hello("me", SamplesDescription((5,), (2, 3)), "run", (3, 4))
+    assert NodeReader().feed(pack_hello(hello)[0]) == hello
+
+
+@settings(deadline=None)
+@given(COSTS)
+def test_trial_costs_round_trip(costs: NodeCosts) -> None:
+    reader = NodeReader()
+    reader.expect_ready()
+    (message,) = pack_ready(costs)
+    assert bits(reader.feed(message)) == bits(Ready(costs))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_report_round_trip(data: st.DataObject) -> None:
+    n, d = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 600))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    kind, request = data.draw(st.sampled_from(KINDS)), data.draw(REQUESTS)
+    broadcast = random_broadcast(
+        d,
+        rng,
+        request,
+        round=data.draw(st.integers(1, 3)),
+        tau=data.draw(st.integers(0, 3)),
+    )
+    report, costs = random_report(broadcast, n, rng), data.draw(COSTS)
+    expected, vectors = as_received(report, broadcast, kind)
+    reader = reader_for_report(broadcast, n, kind)
+    (message,) = pack_report(report, costs, vectors)
+    assert bits(reader.feed(message)) == bits(Answer(expected, costs))
+
+
+def test_compression_error_reaches_next_report() -> None:
+    rng, lost = np.random.default_rng(2), None
+    broadcast = random_broadcast(300, rng, NOTHING, round=1)
+    report = random_report(broadcast, 2, rng)
+    assert report.w is not None
+    error = []
+    for _ in range(2):
+        reader = reader_for_report(broadcast, 2, "8-bit")
+        sent, lost = with_feedback("8-bit", report.w - broadcast.w, lost)
+        answer = reader.feed(pack_report(report, node_costs(1, 1), sent.to_bytes())[0])
+        assert isinstance(answer, Answer)
+        assert answer.report.w is not None
+        error.append(answer.report.w.astype(np.float64) - report.w)
+    # The second report contains the error of the first: the errors partly cancel.
+    assert np.abs(sum(error)).mean() < np.abs(error[0]).mean()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("round", 2),
+        ("round", 4),
+        ("numbers", b""),
+        ("numbers", bytes(NUMBERS - 8)),
+        ("numbers", bytes(NUMBERS - 1)),
+        ("numbers", bytes(NUMBERS + 8)),
+        ("costs", b""),
+        ("size", 47),
+        ("size", 49),
+        ("size", 24),
+        ("size", 10**10),
+        ("size", 2**64 - 1),
+        ("vectors", b""),
+        ("vectors", b"w" * 47),
+        ("vectors", b"w" * 49),
+    ],
+)
+def test_invalid_report_fields_are_refused(field: str, value: Any) -> None:
+    assert isinstance(
+        reader_for_report(REPORT_BROADCAST, 2).feed(REPORT.SerializeToString()), Answer
+    )
+    with pytest.raises(PeerError):
+        reader_for_report(REPORT_BROADCAST, 2).feed(
+            with_field(REPORT, "report", field, value)
+        )
+
+
+@pytest.mark.parametrize("more", [1, 2, 4])
+def test_unrequested_numbers_are_refused(more: int) -> None:
+    broadcast = random_broadcast(3, np.random.default_rng(0), NOTHING)
+    report = random_report(broadcast, 2, np.random.default_rng(0))
+    message = pb.FromNode.FromString(pack_report(report, node_costs(1, 1), b"w" * 24)[0])
+    assert isinstance(
+        reader_for_report(broadcast, 2).feed(message.SerializeToString()), Answer
+    )
+    with pytest.raises(PeerError, match="bytes of numbers instead of 32"):
+        reader_for_report(broadcast, 2).feed(
+            with_field(message, "report", "numbers", bytes(8 * 2 * (2 + more)))
+        )
