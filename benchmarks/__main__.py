@@ -22,6 +22,7 @@ from benchmarks import (
     against,
     any_settings,
     budgets,
+    calls,
     contenders,
     flower_simulation,
     forecasts,
@@ -325,6 +326,7 @@ if __name__ == "__main__":
     runs = {
         "against": against.main,
         "budgets": budgets.main,
+        "calls": calls.main,
         "forecasts": forecasts.main,
         "settings": any_settings.main,
         "ablation": ablation.main,
