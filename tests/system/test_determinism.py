@@ -1,6 +1,6 @@
-"""The same seed gives the same bits in rounds.jsonl, the wall clock aside, whatever the
-number of threads.
-"""
+"""The same seed writes the same rounds.jsonl with any number of threads.
+
+Only the wall-clock time differs."""
 
 import os
 import re
@@ -34,17 +34,16 @@ from fedbudget.launch.execute import execute
 
 digits = data.load("digits")
 for number, options in enumerate({options!r}):
-    plan = simulate(Settings(**{{"model": "svm", "budget": ("time=2s",), **options}}), Overrides(dataset=digits))
+    settings = Settings(**{{"model": "svm", "budget": ("time=2s",), **options}})
+    plan = simulate(settings, Overrides(dataset=digits))
     execute(plan, out=pathlib.Path(sys.argv[1], str(number)), plot=False)
 """
 
-pytestmark = pytest.mark.xdist_group(
-    "determinism"
-)  # all look at runs that take long to make
+pytestmark = pytest.mark.xdist_group("determinism")  # all tests share slow runs
 
 
 def make(folder: Path, threads: int) -> Path:
-    """All runs above, in a process of its own with so many threads."""
+    """Execute all runs in a process with this number of threads."""
     script = SCRIPT.format(options=list(RUNS.values()))
     environment = {**os.environ, "NUMBA_NUM_THREADS": str(threads)}
     subprocess.run(
@@ -69,9 +68,7 @@ def rounds(folder: Path, name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_one_thread_and_two_write_the_same_bytes(
-    folders: tuple[Path, Path], name: str
-) -> None:
+def test_thread_count_does_not_change_bytes(folders: tuple[Path, Path], name: str) -> None:
     one, two = folders
     assert rounds(one, name) == rounds(two, name)
     number = str(list(RUNS).index(name))
@@ -81,17 +78,17 @@ def test_one_thread_and_two_write_the_same_bytes(
     assert first == second
 
 
-def test_another_seed_gives_other_bytes(folders: tuple[Path, Path]) -> None:
+def test_another_seed_changes_the_bytes(folders: tuple[Path, Path]) -> None:
     assert rounds(folders[0], "adaptive, mini-batches") != rounds(
         folders[0], "another seed"
     )
 
 
 @pytest.mark.slow
-def test_kernels_just_compiled_and_kernels_from_the_disk_give_the_same_bits(
-    tmp_path: Path,
-) -> None:
-    code = "import fedbudget; r = fedbudget.train(case=2, nodes=4, budget='time=1s'); print(r.loss.hex(), r.w.tolist())"
+def test_cached_kernels_compute_same_bits(tmp_path: Path) -> None:
+    """Freshly compiled kernels and kernels loaded from disk agree."""
+    code = "import fedbudget; r = fedbudget.train(case=2, nodes=4, budget='time=1s'); "
+    code += "print(r.loss.hex(), r.w.tolist())"
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     first, second = (
         subprocess.run(
@@ -103,5 +100,5 @@ def test_kernels_just_compiled_and_kernels_from_the_disk_give_the_same_bits(
         ).stdout
         for _ in range(2)
     )
-    assert list(tmp_path.rglob("*.nbc"))  # the second run had something to load
+    assert list(tmp_path.rglob("*.nbc"))  # the second run loaded kernels
     assert first == second

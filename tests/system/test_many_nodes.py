@@ -22,7 +22,7 @@ from fedbudget.engines.remote.worker import Worker
 
 PROCESSES = 2
 FEATURES, SAMPLES = 64, 10
-"""Data of each node: the features of digits, and few samples, since messages matter here."""
+"""Data of each node: the features of digits, and few samples to compute little."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A part of a dataset can be trained on, and the run says that it was a part."""
+"""A run on a part of a dataset notes that it used a part."""
 
 import json
 from pathlib import Path
@@ -16,14 +16,15 @@ def cifar_batch(path: Path, images: int, seed: int) -> None:
     path.write_bytes(records.tobytes())
 
 
-def test_two_batches_of_cifar_10(
+def test_two_of_five_cifar_batches(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "data" / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
     for number in (1, 4):
         cifar_batch(folder / f"data_batch_{number}.bin", 200, number)
-    common = f"--dataset cifar-10 --data-dir {tmp_path / 'data'} --model softmax --rounds 2 --batch-size 10".split()
+    common = f"--dataset cifar-10 --data-dir {tmp_path / 'data'}".split()
+    common += ["--model", "softmax", "--rounds", "2", "--batch-size", "10"]
     code, out, _ = run_command(
         capsys, "run", *common, "--json", "--out", str(tmp_path / "run")
     )

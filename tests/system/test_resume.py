@@ -140,7 +140,7 @@ MORE = [
 
 
 def undisturbed(nodes: int = 2, **options: Any) -> Result:
-    """The same run in one process; its bits equal those over a network (test_network.py)."""
+    """The same run in one process; test_network.py checks that the bits are equal."""
     return train(
         model="softmax",
         shards=sample_shards(nodes),

@@ -1,4 +1,4 @@
-"""The commands as a person or a script would use them, one after the other, on one run."""
+"""Commands that users and scripts call one after the other on one run."""
 
 import json
 import re
@@ -21,16 +21,14 @@ BUDGET = "--budget time=4s --budget energy=5kJ --watts 2.5"
 
 
 def fedbudget(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """Runs a command that should work; gives what it wrote to standard output and standard
-    error.
-    """
+    """Run a command that must succeed; return standard output and standard error."""
     code, out, err = run_command(capsys, *command.split())
     assert code == 0, err
     return out, err
 
 
 def rounds_of(run: Path) -> list[str]:
-    """The lines of rounds.jsonl, but for the wall clock."""
+    """The lines of rounds.jsonl without the wall-clock time."""
     return [
         re.sub(r'"wall":[^,}]+', "", line)
         for line in (run / "rounds.jsonl").read_text().splitlines()
@@ -68,7 +66,7 @@ def printed(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> dict[str
 
 
 class TestJson:
-    def test_is_one_object_and_nothing_else(
+    def test_stdout_is_one_object(
         self, finished: tuple[Path, subprocess.CompletedProcess[str]]
     ) -> None:
         out, err = finished[1].stdout, finished[1].stderr
@@ -86,7 +84,7 @@ class TestJson:
             "run",
         }
 
-    def test_says_what_was_asked_for(self, printed: dict[str, Any]) -> None:
+    def test_contains_budget_and_stop_reason(self, printed: dict[str, Any]) -> None:
         assert printed["run"] == "first"
         assert printed["budget"] == {"time": 4.0, "energy": 5000.0}
         assert printed["stopped_by"] == "time"
@@ -96,7 +94,7 @@ class TestJson:
             == printed["budget"].keys()
         )
 
-    def test_loss_and_accuracy_are_those_of_the_saved_model(
+    def test_loss_and_accuracy_match_saved_model(
         self, run: Path, printed: dict[str, Any]
     ) -> None:
         w = load_file(run / "model.safetensors")["weight"].astype(np.float64)
@@ -110,9 +108,7 @@ class TestJson:
             np.mean(np.sign(x[1437:] @ w) == y[1437:])
         )
 
-    def test_counts_are_those_of_the_records(
-        self, run: Path, printed: dict[str, Any]
-    ) -> None:
+    def test_counts_match_the_records(self, run: Path, printed: dict[str, Any]) -> None:
         records = [
             json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()
         ]
@@ -124,14 +120,14 @@ class TestJson:
         )
         assert printed["spent"] == records[-1]["spent"]
 
-    def test_is_what_the_summary_says(self, run: Path, printed: dict[str, Any]) -> None:
+    def test_equals_the_summary(self, run: Path, printed: dict[str, Any]) -> None:
         summary = json.loads((run / "summary.json").read_text())
         assert printed.items() <= summary.items()
         assert summary["status"] == "finished"
         assert summary["sources"] == {"time": "simulated", "energy": "declared"}
 
 
-def test_a_run_leaves_these_files(run: Path) -> None:
+def test_files_of_a_finished_run(run: Path) -> None:
     assert {path.name for path in run.iterdir()} == {
         "checkpoint.safetensors",
         "config.toml",
@@ -144,7 +140,7 @@ def test_a_run_leaves_these_files(run: Path) -> None:
 
 
 class TestRepeating:
-    def test_the_configuration_repeats_the_run_exactly(
+    def test_config_repeats_the_run(
         self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         fedbudget(f"run --config {run}/config.toml --out {tmp_path}/second --json", capsys)
@@ -158,7 +154,7 @@ class TestRepeating:
         )
         assert first.tobytes() == second.tobytes()
 
-    def test_an_option_beside_it_changes_only_what_it_says(
+    def test_option_overrides_one_setting(
         self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         fedbudget(
@@ -175,7 +171,7 @@ class TestRepeating:
 
 
 class TestShow:
-    def test_prints_rounds_and_figures_and_draws_the_plot_again(
+    def test_prints_rounds_and_redraws_plot(
         self, run: Path, printed: dict[str, Any], capsys: pytest.CaptureFixture[str]
     ) -> None:
         (run / "plot.png").unlink()
@@ -186,14 +182,14 @@ class TestShow:
         assert f"stopped by: {printed['stopped_by']}" in out
         assert (run / "plot.png").read_bytes().startswith(b"\x89PNG")
 
-    def test_as_json_is_the_summary(
+    def test_json_is_the_summary(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert json.loads(fedbudget("show first --json", capsys)[0]) == json.loads(
             (run / "summary.json").read_text()
         )
 
-    def test_a_run_without_an_end_is_shown_as_far_as_it_came(
+    def test_unfinished_run_is_shown(
         self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         for name in ("config.toml", "rounds.jsonl"):
@@ -207,7 +203,7 @@ class TestShow:
 
 @pytest.mark.usefixtures("run")
 class TestExplain:
-    def test_the_curve_is_smallest_at_the_tau_that_was_chosen(
+    def test_curve_is_smallest_at_chosen_tau(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         records = [
@@ -226,7 +222,7 @@ class TestExplain:
             assert (found["tau"], found["reason"]) == (record["tau"], record["reason"])
             assert min(found["curve"], key=lambda point: point["G"])["tau"] == record["tau"]
 
-    def test_the_chart_marks_the_choice_with_the_shortest_bar(
+    def test_chart_marks_the_chosen_tau(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         records = [
@@ -242,14 +238,14 @@ class TestExplain:
         assert bars[marked[0]] == min(bars.values()) == 1
         assert int(marked[0].split()[0]) == records[number - 1]["tau"]
 
-    def test_the_first_round_has_no_curve(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_first_round_has_no_curve(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert (
             json.loads(fedbudget("explain first --round 1 --json", capsys)[0])["curve"]
             == []
         )
 
 
-def test_evaluate_on_the_runs_own_test_samples_gives_its_accuracy(
+def test_evaluate_repeats_the_test_accuracy(
     run: Path, printed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = json.loads(fedbudget(f"evaluate {run} --dataset digits --json", capsys)[0])
@@ -263,7 +259,7 @@ def test_evaluate_on_the_runs_own_test_samples_gives_its_accuracy(
 class TestCompare:
     COMMAND = "compare --cases 1,2 --taus 1,10 --seeds 2 --budget time=2s"
 
-    def test_json_agrees_with_runs_of_its_own(
+    def test_json_equals_single_runs(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out, err = fedbudget(f"{self.COMMAND} --json", capsys)
@@ -285,19 +281,17 @@ class TestCompare:
                 (case["adaptive"]["loss"] - low) / (high - low)
             )
 
-    def test_the_table_marks_the_best_fixed_tau_of_each_case(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_table_marks_best_fixed_tau(self, capsys: pytest.CaptureFixture[str]) -> None:
         cases = json.loads(fedbudget(f"{self.COMMAND} --json", capsys)[0])["cases"]
         out, _ = fedbudget(self.COMMAND, capsys)
         for case in cases:
             best = min(case["fixed"], key=lambda each: each["loss"])
             assert f"{best['loss']:.4f}*" in out
             assert f"{case['regret']:.3f}" in out
-        assert out.count("*") in (2, 3)  # and perhaps a note below that says what it means
+        assert out.count("*") in (2, 3)  # the third may be a footnote
 
 
-def test_data_of_a_folder_goes_to_nodes_by_file(
+def test_folder_becomes_one_node_per_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(0)
@@ -313,7 +307,7 @@ def test_data_of_a_folder_goes_to_nodes_by_file(
     assert 'partition = "files"' in config
 
 
-def test_without_out_a_run_finds_a_place_of_its_own(
+def test_run_without_out_creates_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,4 @@
-"""A node where nothing is installed but what `fedbudget[node]` brings: it takes part, and
-takes little memory.
-"""
+"""A node with only the packages of `fedbudget[node]` takes part with little memory."""
 
 import sys
 from pathlib import Path
@@ -14,17 +12,17 @@ _JOIN = f"""
 import atexit, re
 from pathlib import Path
 
-def tell():
+def report():
     peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
     print(int(peak[1]) / 1024, *[name for name in {HEAVY} if name in sys.modules])
 
-atexit.register(tell)
+atexit.register(report)
 from fedbudget.cli.main import main
 main(sys.argv[1:])
 """
 
 
-def test_a_node_with_a_softmax_model(tmp_path: Path) -> None:
+def test_small_node_trains_softmax(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         aggregator = start.serve(
             "--nodes",

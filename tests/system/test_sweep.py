@@ -1,6 +1,5 @@
-"""`fedbudget sweep` as a person uses it: interrupted and started again, with runs that
-fail, on a terminal or not.
-"""
+"""`fedbudget sweep`: interrupted and resumed, with failing runs, with and without a
+terminal."""
 
 import json
 import os
@@ -21,8 +20,15 @@ from fedbudget.experiments.sweep import Sweep, run
 from support.commands import run_command
 
 FEDBUDGET = Path(sys.executable).with_name("fedbudget")
-PATIENCE = 120.0  # seconds, for a machine that has to compile first
-GRID = "nodes = 4\nbudget = 'time=12s'\n[grid]\ncase = [1, 2]\ntau = ['adaptive', 1, 10]\nseeds = 5\n"
+PATIENCE = 120.0  # seconds; the machine may have to compile first
+GRID = """
+nodes = 4
+budget = 'time=12s'
+[grid]
+case = [1, 2]
+tau = ['adaptive', 1, 10]
+seeds = 5
+"""
 
 
 def fedbudget(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -30,22 +36,20 @@ def fedbudget(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, st
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def cells_in(folder: Path) -> dict[str, tuple[int, int]]:
-    """The cells that are there, each with what changes when it is written again."""
-    found = [(path.name, path.stat()) for path in (folder / "cells").glob("*.json")]
-    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in found}
+    """Existing cells with inode and modification time, which change on every write."""
+    cells = [(path.name, path.stat()) for path in (folder / "cells").glob("*.json")]
+    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in cells}
 
 
 @contextmanager
 def started(*options: str, until: Path, cells: int) -> Iterator[subprocess.Popen[str]]:
-    """A sweep in a group of processes of its own, as a terminal would start it, when it has
-    done some cells.
-    """
+    """Start a sweep in a new session, as a terminal does, and wait for some cells."""
     process = subprocess.Popen(
         [str(FEDBUDGET), "sweep", *options],
         stdout=subprocess.PIPE,
@@ -66,7 +70,7 @@ def started(*options: str, until: Path, cells: int) -> Iterator[subprocess.Popen
 
 
 def alive_in_session(number: int) -> list[str]:
-    """The processes of a session that have not ended."""
+    """Pids of the running processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -80,7 +84,7 @@ def alive_in_session(number: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The results of the grid, made in one go."""
+    """The results of the grid without an interruption."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "grid.toml").write_text(GRID)
     run(Sweep.read(folder / "grid.toml"), folder, jobs=1)
@@ -88,43 +92,49 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.slow), "2"])
-def test_interrupted_and_started_again_it_gives_the_same_bytes_and_repeats_no_run(
-    place: Path, whole: bytes, jobs: str
+def test_interrupted_sweep_resumes_to_same_bytes(
+    folder: Path, whole: bytes, jobs: str
 ) -> None:
-    (place / "grid.toml").write_text(GRID)
+    """No finished run is repeated."""
+    (folder / "grid.toml").write_text(GRID)
     options = ["grid.toml", "--jobs", jobs]
-    with started(*options, until=place / "sweeps" / "grid", cells=3) as process:
-        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C is for all processes in front
+    with started(*options, until=folder / "sweeps" / "grid", cells=3) as process:
+        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches the whole process group
         began = time.monotonic()
         out, err = process.communicate(timeout=PATIENCE)
     assert time.monotonic() - began < 10
-    before = cells_in(place / "sweeps" / "grid")
+    before = cells_in(folder / "sweeps" / "grid")
     assert 3 <= len(before) < 30
-    last = f"fedbudget: interrupted; {len(before)} of 30 runs are done; run the same command to continue"
+    last = (
+        f"fedbudget: interrupted; {len(before)} of 30 runs are done; "
+        "run the same command to continue"
+    )
     assert (process.returncode, out, err.splitlines()[-1]) == (130, "", last)
     assert all(
         re.fullmatch(r"\d+ of 30 runs done, 0 failed", line)
         for line in err.splitlines()[:-1]
     )
     if sys.platform == "linux":
-        time.sleep(0.5)  # to be taken note of by the system
+        time.sleep(0.5)  # the system reaps ended processes
         assert alive_in_session(process.pid) == []
-    assert not (place / "sweeps" / "grid" / "results.parquet").exists()
+    assert not (folder / "sweeps" / "grid" / "results.parquet").exists()
 
     subprocess.run(
         [FEDBUDGET, "sweep", *options], check=True, capture_output=True, timeout=PATIENCE
     )
-    after = cells_in(place / "sweeps" / "grid")
+    after = cells_in(folder / "sweeps" / "grid")
     assert len(after) == 30
     assert before.items() <= after.items()
-    assert (place / "sweeps" / "grid" / "results.parquet").read_bytes() == whole
+    assert (folder / "sweeps" / "grid" / "results.parquet").read_bytes() == whole
 
 
-def test_a_run_that_fails_is_recorded_and_once_its_cause_is_gone_only_it_is_made(
-    place: Path, capsys: pytest.CaptureFixture[str]
+def test_failed_run_is_repeated_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "s.toml").write_text(
-        "budget = 'time=1s'\nbatch-size = 10\nnodes = 3\n[grid]\ndataset = ['digits', 'own.csv']\nseeds = 2\n"
+    """Failures are recorded; once their cause is gone, only the failed runs repeat."""
+    (folder / "s.toml").write_text(
+        "budget = 'time=1s'\nbatch-size = 10\nnodes = 3\n"
+        "[grid]\ndataset = ['digits', 'own.csv']\nseeds = 2\n"
     )
     code, out, err = fedbudget("sweep s.toml --jobs 1", capsys)
     assert code == 1
@@ -135,21 +145,21 @@ def test_a_run_that_fails_is_recorded_and_once_its_cause_is_gone_only_it_is_made
     assert out.splitlines()[-1] == "results: sweeps/s/results.parquet, 4 rows"
     errors = parquet.read_table("sweeps/s/results.parquet")["error"].to_pylist()
     assert errors == [None, None, "own.csv does not exist", "own.csv does not exist"]
-    before = cells_in(place / "sweeps" / "s")
+    before = cells_in(folder / "sweeps" / "s")
     assert len(before) == 2
 
-    (place / "own.csv").write_text("a,b,y\n" + "1,2,0\n3,5,1\n" * 40)
+    (folder / "own.csv").write_text("a,b,y\n" + "1,2,0\n3,5,1\n" * 40)
     assert fedbudget("sweep s.toml --jobs 1", capsys)[0] == 0
-    after = cells_in(place / "sweeps" / "s")
+    after = cells_in(folder / "sweeps" / "s")
     assert len(after) == 4
     assert before.items() <= after.items()
     assert parquet.read_table("sweeps/s/results.parquet")["error"].null_count == 4
 
 
-def test_a_cell_whose_shards_are_too_small_does_not_stop_the_rest(
-    place: Path, capsys: pytest.CaptureFixture[str]
+def test_failing_cell_does_not_stop_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "s.toml").write_text(
+    (folder / "s.toml").write_text(
         "budget = 'time=1s'\nbatch-size = 200\n[grid]\nnodes = [10, 3]\nseeds = 2\n"
     )
     code, out, err = fedbudget("sweep s.toml --jobs 2 --json", capsys)
@@ -163,10 +173,10 @@ def test_a_cell_whose_shards_are_too_small_does_not_stop_the_rest(
 
 
 class TestOutput:
-    def test_json_is_one_object_with_the_means_over_seeds(
-        self, place: Path, capsys: pytest.CaptureFixture[str]
+    def test_json_contains_means_over_seeds(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (place / "s.toml").write_text(
+        (folder / "s.toml").write_text(
             "budget = 'time=1s'\n[grid]\ncase = [1, 2]\ntau = [1, 10]\nseeds = 3\n"
         )
         code, out, err = fedbudget("sweep s.toml --jobs 1 --out here --json", capsys)
@@ -187,11 +197,12 @@ class TestOutput:
         for index, row in enumerate(printed["means"]):
             assert row["loss"] == pytest.approx(sum(losses[3 * index : 3 * index + 3]) / 3)
 
-    def test_a_log_has_a_line_for_each_tenth_and_the_table_forty_rows(
-        self, place: Path, capsys: pytest.CaptureFixture[str]
+    def test_log_and_table_are_short(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
+        """A log has a line for each tenth of the runs, a table 40 rows."""
         steps = [round(0.001 * step, 3) for step in range(1, 51)]
-        (place / "s.toml").write_text(
+        (folder / "s.toml").write_text(
             f"budget = 'time=0.5s'\ntau = 1\n[grid]\nstep-size = {steps}\n"
         )
         code, out, err = fedbudget("sweep s.toml --jobs 1", capsys)
@@ -206,10 +217,10 @@ class TestOutput:
         ]
         assert lines[42:] == ["and 10 more", "results: sweeps/s/results.parquet, 50 rows"]
 
-    def test_of_rounds_says_how_many_rows_there_are(
-        self, place: Path, capsys: pytest.CaptureFixture[str]
+    def test_sweep_of_rounds_counts_rows(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (place / "s.toml").write_text(
+        (folder / "s.toml").write_text(
             "each = 'round'\nrounds = 4\ntau = 1\n[grid]\nseeds = 2\n"
         )
         out = fedbudget("sweep s.toml --jobs 1", capsys)[1]
@@ -219,8 +230,8 @@ class TestOutput:
             found.num_rows // 2
         )
 
-    def test_a_terminal_has_a_bar(self, place: Path) -> None:
-        (place / "s.toml").write_text("budget = 'time=1s'\n[grid]\nseeds = 4\n")
+    def test_terminal_shows_a_progress_bar(self, folder: Path) -> None:
+        (folder / "s.toml").write_text("budget = 'time=1s'\n[grid]\nseeds = 4\n")
         control, terminal = pty.openpty()
         done = subprocess.run(
             [FEDBUDGET, "sweep", "s.toml", "--jobs", "1"],
@@ -242,26 +253,27 @@ class TestOutput:
 def _read(control: int) -> bytes:
     try:
         return os.read(control, 65536)
-    except OSError:  # Linux's way to say that the other end is closed
+    except OSError:  # the other end is closed (Linux)
         return b""
 
 
-def test_a_mistake_in_the_file_is_one_line_and_nothing_is_written(
-    place: Path, capsys: pytest.CaptureFixture[str]
+def test_wrong_file_is_rejected_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "s.toml").write_text("[grid]\ntaus = [1]\n")
+    (folder / "s.toml").write_text("[grid]\ntaus = [1]\n")
     code, out, err = fedbudget("sweep s.toml", capsys)
     assert (code, out) == (2, "")
     assert re.fullmatch(
         r"fedbudget: s\.toml, \[grid\]: unknown key 'taus'; did you mean tau\?\n", err
     )
-    assert [path.name for path in place.iterdir()] == ["s.toml"]
+    assert [path.name for path in folder.iterdir()] == ["s.toml"]
 
 
 @pytest.mark.parametrize("command", [["sweep", "s.toml"], ["reproduce", "all"]])
-def test_without_pyarrow_it_says_how_to_install_it(command: list[str], place: Path) -> None:
-    (place / "s.toml").write_text("[grid]\nseeds = 2\n")
-    code = f"import sys; sys.modules['pyarrow'] = None; from fedbudget.cli.main import main; main({command})"
+def test_missing_pyarrow_message(command: list[str], folder: Path) -> None:
+    (folder / "s.toml").write_text("[grid]\nseeds = 2\n")
+    code = "import sys; sys.modules['pyarrow'] = None; "
+    code += f"from fedbudget.cli.main import main; main({command})"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -1,5 +1,4 @@
-"""Raw tables of four hospitals, as a person has them, from the first refusal to a model; in
-one process and over a network."""
+"""Raw tables of four hospitals, from the first error to a model, locally and over gRPC."""
 
 import re
 import shlex
@@ -41,17 +40,18 @@ def fedbudget(*arguments: str) -> int:
     return int(end.value.code or 0)
 
 
-def cure(said: str) -> list[str]:
-    """The options that a refusal ends with."""
-    return shlex.split(re.findall(r"^Try: (.*)$", said, re.M)[0])
+def suggested_options(message: str) -> list[str]:
+    """The options that an error message suggests."""
+    return shlex.split(re.findall(r"^Try: (.*)$", message, re.M)[0])
 
 
-def test_one_refusal_says_all_and_the_next_command_trains(
+def test_suggested_options_train_a_model(
     sites: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """One error message lists all problems and the options that solve them."""
     assert fedbudget("run", "--dataset", "sites", *TARGET, *TRAINED, "--out", "run") == 2
-    said = capsys.readouterr().err
-    assert [line.split()[1] for line in said.splitlines()[1:-1]] == [
+    message = capsys.readouterr().err
+    assert [line.split()[1] for line in message.splitlines()[1:-1]] == [
         "patient",
         "visit",
         "bmi",
@@ -60,7 +60,7 @@ def test_one_refusal_says_all_and_the_next_command_trains(
     ]
     assert not Path("run").exists()
 
-    options = cure(said)
+    options = suggested_options(message)
     assert options == ["--drop", "patient,visit", "--impute", "mean"]
     assert (
         fedbudget("run", "--dataset", "sites", *TARGET, *options, *TRAINED, "--out", "run")
@@ -69,7 +69,7 @@ def test_one_refusal_says_all_and_the_next_command_trains(
     shown = capsys.readouterr().err
     assert "data: smoker is treated as a category: former, never, now" in shown
     found = summary(Path("run"))
-    assert found["accuracy"] > 0.85  # the more frequent class is 0.61
+    assert found["accuracy"] > 0.85  # the share of the more frequent class is 0.61
     layout = Run.open(Path("run")).model().layout
     assert layout is not None
     assert layout.feature_names == (
@@ -84,7 +84,7 @@ def test_one_refusal_says_all_and_the_next_command_trains(
     )
 
 
-def test_a_table_in_another_order_is_the_same_and_another_is_refused(
+def test_column_order_does_not_matter(
     sites: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [*TARGET, "--drop", "patient,visit", "--impute", "median"]
@@ -104,7 +104,7 @@ def test_a_table_in_another_order_is_the_same_and_another_is_refused(
     )
 
 
-def test_labels_that_are_spelled_otherwise_are_shown_and_can_be_refused(
+def test_different_labels_are_reported(
     sites: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (sites / "west.csv").write_text(
@@ -112,8 +112,9 @@ def test_labels_that_are_spelled_otherwise_are_shown_and_can_be_refused(
     )
     options = [*TARGET, "--drop", "patient,visit", "--impute", "most-frequent", *TRAINED]
     assert fedbudget("run", "--dataset", "sites", *options, "--out", "run") == 0
-    said = "data: classes that only some have: Relapse (west.csv); relapse (east.csv, north.csv, south.csv)"
-    assert said in capsys.readouterr().err
+    note = "data: classes that only some have: Relapse (west.csv); "
+    note += "relapse (east.csv, north.csv, south.csv)"
+    assert note in capsys.readouterr().err
     assert (
         fedbudget("run", "--dataset", "sites", *options, "--classes", "healthy,relapse")
         == 2
@@ -125,12 +126,10 @@ def test_labels_that_are_spelled_otherwise_are_shown_and_can_be_refused(
 
 
 @pytest.mark.slow
-def test_nodes_come_to_what_one_process_does(
+def test_nodes_agree_with_one_process(
     sites: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same layout and, but for rounding, the same model, though no one has seen more
-    than one table.
-    """
+    """Layout and model are the same up to rounding, though each node has only one table."""
     options = [*TARGET, "--drop", "patient,visit", "--impute", "mean"]
     assert (
         fedbudget(
@@ -152,7 +151,12 @@ def test_nodes_come_to_what_one_process_does(
         )
         raw = start.join(aggregator.port, "--data", "sites/east.csv", *TARGET, name="raw")
         assert raw.end() == 2
-        assert cure(raw.errors) == ["--drop", "patient,visit", "--impute", "mean"]
+        assert suggested_options(raw.errors) == [
+            "--drop",
+            "patient,visit",
+            "--impute",
+            "mean",
+        ]
         nodes = [
             start.join(aggregator.port, "--data", f"sites/{site}.csv", *options, name=site)
             for site in SITES
@@ -174,9 +178,7 @@ def test_nodes_come_to_what_one_process_does(
 
 
 @pytest.mark.slow
-def test_labels_of_a_node_that_are_none_of_the_classes_are_refused_at_the_door(
-    sites: Path,
-) -> None:
+def test_node_with_unknown_label_is_refused(sites: Path) -> None:
     options = [*TARGET, "--drop", "patient,visit", "--impute", "mean"]
     (sites / "west.csv").write_text(
         (sites / "west.csv").read_text().replace("relapse", "Relapse")
