@@ -199,6 +199,19 @@ class Commands:
             np.savez(self.folder / f"n{each}.npz", x=x, y=y)
 
 
+def cli_options(**settings: Any) -> list[str]:
+    """Command line options for these settings.
+
+    True is an option without a value; a list repeats the option.
+    """
+    options: list[str] = []
+    for name, value in settings.items():
+        option = f"--{name.replace('_', '-')}"
+        for each in value if isinstance(value, list) else [value]:
+            options += [option] if each is True else [option, str(each)]
+    return options
+
+
 def train_with_absences(
     settings: Settings, overrides: Overrides, present: Sequence[Sequence[int]]
 ) -> bytes:

@@ -19,7 +19,7 @@ from fedbudget.errors import UserError
 from fedbudget.runs.folder import RunWriter
 from support.browser import OpenPage, chromium, open_page
 from support.made_runs import SETTINGS, make_run, many_rounds, record, summary_of
-from support.processes import FEDBUDGET, commands, records
+from support.processes import FEDBUDGET, cli_options, commands, records
 
 TOKEN = "a-token-of-enough-letters"
 
@@ -116,16 +116,12 @@ def test_live_run_updates_without_reload(browser: Browser, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_real_run_is_shown_until_end(browser: Browser, tmp_path: Path) -> None:
     with commands(tmp_path) as start, open_page(browser) as view:
-        options = (
-            "--model",
-            "softmax",
-            "--budget",
-            "time=100h",
-            "--rounds",
-            "100000",
-            "--out",
-            "runs/live",
-            "--dashboard",
+        options = cli_options(
+            model="softmax",
+            budget="time=100h",
+            rounds=100000,
+            out="runs/live",
+            dashboard=True,
         )
         run = start.run("run", *options)
         where = run.wait_for(r"dashboard: (http://127\.0\.0\.1:\d+/)run/live")[1]
@@ -144,16 +140,8 @@ def test_real_run_is_shown_until_end(browser: Browser, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_remote_nodes_and_their_absence(browser: Browser, tmp_path: Path) -> None:
     with commands(tmp_path) as start, open_page(browser) as view:
-        options = (
-            "--nodes",
-            "2",
-            "--model",
-            "softmax",
-            "--budget",
-            "time=1h",
-            "--out",
-            "runs/live",
-            "--dashboard",
+        options = cli_options(
+            nodes=2, model="softmax", budget="time=1h", out="runs/live", dashboard=True
         )
         aggregator = start.serve(*options)
         stays, leaves = start.nodes(aggregator.port, 2)

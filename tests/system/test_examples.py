@@ -13,6 +13,7 @@ import pytest
 from fedbudget import train
 from fedbudget.python_file import load
 from fedbudget.runs.folder import Run
+from support.processes import cli_options
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -89,11 +90,7 @@ def test_real_nodes_example_over_tls(tmp_path: Path) -> None:
         "step_size": 0.05,
         "compress": "none",
     }
-    options = [
-        text
-        for name, value in trained.items()
-        for text in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    options = cli_options(**trained)
     real_nodes = EXAMPLES / "real_nodes"
     command = [
         sys.executable,

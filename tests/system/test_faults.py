@@ -15,6 +15,7 @@ from fedbudget.launch.prepared import Overrides
 from fedbudget.runs.folder import SPARE, Run
 from support.processes import (
     checkpoint,
+    cli_options,
     commands,
     records,
     sample_shards,
@@ -23,18 +24,9 @@ from support.processes import (
 )
 from support.small_disk import fill, small_disk
 
-OPTIONS = [
-    "--model",
-    "softmax",
-    "--tau",
-    "5",
-    "--costs",
-    "simulated",
-    "--budget",
-    "time=1000000s",
-    "--seed",
-    "3",
-]
+OPTIONS = cli_options(
+    model="softmax", tau=5, costs="simulated", budget="time=1000000s", seed=3
+)
 
 
 def test_killed_nodes_leave_one(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedbudget.models.compiling import COMPILING
-from support.processes import Command, Commands, commands, records, summary
+from support.processes import Command, Commands, cli_options, commands, records, summary
 
 LONG = 20.0
 """Cap on a round's time, as a multiple of the usual time for its τ.
@@ -59,14 +59,7 @@ def test_single_process_with_empty_cache(tmp_path: Path) -> None:
         run = cold(
             start,
             "run",
-            "--case",
-            "2",
-            "--costs",
-            "measured",
-            "--budget",
-            "time=5s",
-            "--out",
-            "run",
+            *cli_options(case=2, costs="measured", budget="time=5s", out="run"),
         )
         assert run.end(patience=600) == 0
         assert run.errors.count(COMPILING) == 1

@@ -17,21 +17,10 @@ import pytest
 
 from fedbudget.engines.grpc.admission import AUDIT
 from fedbudget.engines.grpc.stream import METHOD, NAME, TOKEN
-from support.processes import FEDBUDGET, commands, records
+from support.processes import FEDBUDGET, cli_options, commands, records
 
 FEW_FILES = ("sh", "-c", 'ulimit -n 256; exec "$0" "$@"', FEDBUDGET)
-OPTIONS = [
-    "--model",
-    "softmax",
-    "--tau",
-    "5",
-    "--budget",
-    "time=1000s",
-    "--nodes",
-    "2",
-    "--out",
-    "run",
-]
+OPTIONS = cli_options(model="softmax", tau=5, budget="time=1000s", nodes=2, out="run")
 BEFORE, FLOOD = 8.0, 30.0  # seconds
 MAX_SLOWDOWN = 1.5
 SECRET = "a-token-that-is-long-enough"

@@ -14,6 +14,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedbudget.runs.folder import Run
+from support.processes import cli_options
 
 FEDBUDGET = Path(sys.executable).with_name("fedbudget")
 PATIENCE = 120.0  # seconds; the machine may have to compile first
@@ -22,18 +23,9 @@ PATIENCE = 120.0  # seconds; the machine may have to compile first
 @contextmanager
 def long_run(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Start a long run and wait until some of its rounds are on disk."""
-    settings = [
-        "--model",
-        "svm",
-        "--costs",
-        "measured",
-        "--budget",
-        "time=600s",
-        "--batch-size",
-        "full",
-        "--out",
-        "run",
-    ]
+    settings = cli_options(
+        model="svm", costs="measured", budget="time=600s", batch_size="full", out="run"
+    )
     process = subprocess.Popen(
         [str(FEDBUDGET), "run", *settings, *options],
         cwd=folder,

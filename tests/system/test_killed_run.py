@@ -9,7 +9,7 @@ import pytest
 from fedbudget import train
 from fedbudget.result import Result
 from fedbudget.runs.folder import Run
-from support.processes import commands, records, summary, without_wall
+from support.processes import cli_options, commands, records, summary, without_wall
 
 # Arguments: a phase, a round and the command. The process kills itself in that phase. It
 # writes checkpoints as often as possible.
@@ -68,20 +68,9 @@ RunWriter.append = killed_append
 durable_files.replace = killed_replace
 main(sys.argv[3:])
 """
-OPTIONS = [
-    "--model",
-    "svm",
-    "--case",
-    "2",
-    "--budget",
-    "time=4s",
-    "--tau-max",
-    "8",
-    "--participation",
-    "0.7",
-    "--test-samples",
-    "50",
-]
+OPTIONS = cli_options(
+    model="svm", case=2, budget="time=4s", tau_max=8, participation=0.7, test_samples=50
+)
 PHASES = [
     ("checkpoint saved", 0),
     ("report there", 1),

@@ -7,19 +7,11 @@ from pathlib import Path
 import pytest
 
 from support.masked_processes import join_killed_at
-from support.processes import commands, records, summary
+from support.processes import cli_options, commands, records, summary
 
-OPTIONS = [
-    "--costs",
-    "simulated",
-    "--budget",
-    "time=4s",
-    "--model",
-    "softmax",
-    "--secure-aggregation",
-    "--seed",
-    "2",
-]
+OPTIONS = cli_options(
+    costs="simulated", budget="time=4s", model="softmax", secure_aggregation=True, seed=2
+)
 
 
 @pytest.mark.slow

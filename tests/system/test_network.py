@@ -17,7 +17,14 @@ from fedbudget import train
 from fedbudget.arrays import Float64
 from fedbudget.result import Result
 from fedbudget.runs.folder import Run
-from support.processes import commands, records, sample_shards, summary, without_wall
+from support.processes import (
+    cli_options,
+    commands,
+    records,
+    sample_shards,
+    summary,
+    without_wall,
+)
 
 SIMULATED = ["--costs", "simulated", "--budget", "time=4s"]
 
@@ -44,7 +51,7 @@ def test_simulated_costs_equal_one_process(
 ) -> None:
     options: dict[str, Any] = {"method": method, "tau": tau, "rounds": 12}
     options |= {} if batch is None else {"batch_size": batch}
-    run = local(tmp_path, *SIMULATED, *as_options(options))
+    run = local(tmp_path, *SIMULATED, *cli_options(**options))
     whole = train(dataset="digits", case=2, costs="simulated", budget="time=4s", **options)
     assert without_wall(run.rounds) == without_wall(whole.rounds)
     assert_same_end(run, whole)
@@ -65,7 +72,7 @@ def test_measured_costs_keep_w_with_fixed_tau(
         "compress": "none",
     }
     run = local(
-        tmp_path, "--costs", "measured", "--budget", "time=1h", *as_options(options)
+        tmp_path, "--costs", "measured", "--budget", "time=1h", *cli_options(**options)
     )
     whole = train(dataset="digits", case=2, costs="measured", budget="time=1h", **options)
     assert_same_end(run, whole)
@@ -111,14 +118,6 @@ def local(folder: Path, *options: str) -> Run:
     return Run.open(folder / "run")
 
 
-def as_options(options: dict[str, Any]) -> list[str]:
-    return [
-        text
-        for name, value in options.items()
-        for text in (f"--{name.replace('_', '-')}", str(value))
-    ]
-
-
 def assert_same_end(run: Run, whole: Result) -> None:
     assert run.model().w.tobytes() == whole.w.tobytes()
     assert run.summary is not None
@@ -141,28 +140,14 @@ def test_csv_files_share_standardization_and_classes(tmp_path: Path) -> None:
             writer.writerow(["height", "kind", "weight"])
             writer.writerows(zip(height[node], kinds[node], weight[node], strict=True))
     with commands(tmp_path) as start:
-        options = [
-            "--model",
-            "softmax",
-            "--batch-size",
-            "full",
-            "--tau",
-            "5",
-            "--rounds",
-            "40",
-            "--out",
-            "run",
-        ]
+        options = cli_options(
+            model="softmax", batch_size="full", tau=5, rounds=40, out="run"
+        )
         aggregator = start.serve(
             "--nodes",
             "2",
             *options,
-            "--step-size",
-            "0.5",
-            "--costs",
-            "simulated",
-            "--budget",
-            "time=1h",
+            *cli_options(step_size=0.5, costs="simulated", budget="time=1h"),
         )
         nodes = [
             start.join(
@@ -235,14 +220,7 @@ def test_idx_files(tmp_path: Path) -> None:
 def files_run(folder: Path, names: list[str]) -> Run:
     with commands(folder) as start:
         aggregator = start.serve(
-            "--nodes",
-            "2",
-            "--model",
-            "softmax",
-            "--rounds",
-            "10",
-            "--out",
-            "run",
+            *cli_options(nodes=2, model="softmax", rounds=10, out="run"),
             *SIMULATED,
         )
         nodes = [

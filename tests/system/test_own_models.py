@@ -18,6 +18,7 @@ from fedbudget.runs.folder import Run
 from support.processes import (
     Commands,
     checkpoint,
+    cli_options,
     commands,
     records,
     sample_shards,
@@ -50,11 +51,7 @@ TRAINED = {
     "step_size": 0.1,
     "batch_size": 20,
 }
-OPTIONS = [
-    text
-    for name, value in TRAINED.items()
-    for text in (f"--{name.replace('_', '-')}", str(value))
-]
+OPTIONS = cli_options(**TRAINED)
 OPTIONS += ["--costs", "simulated", "--budget", "time=1000000s", "--out", "run"]
 MODEL = ["--model", "net.py:Net"]
 # A blocked node is not left out while another node loads PyTorch.

@@ -9,17 +9,11 @@ import pytest
 from fedbudget.engines.noise import PAID, paid_in
 from fedbudget.resources.privacy import epsilon_of, rho_of
 from support.masked_processes import join_killed_at
-from support.processes import commands, records, summary
+from support.processes import cli_options, commands, records, summary
 
-OPTIONS = [
-    "--costs",
-    "simulated",
-    "--model",
-    "softmax",
-    "--secure-aggregation",
-    "--out",
-    "run",
-]
+OPTIONS = cli_options(
+    costs="simulated", model="softmax", secure_aggregation=True, out="run"
+)
 BUDGETS = ["--budget", "time=20s", "--budget", "privacy=6"]
 
 

@@ -20,6 +20,7 @@ from fedbudget.runs.folder import Run
 from support.processes import (
     Command,
     Commands,
+    cli_options,
     commands,
     records,
     sample_shards,
@@ -27,18 +28,9 @@ from support.processes import (
     without_wall,
 )
 
-OPTIONS = [
-    "--model",
-    "softmax",
-    "--costs",
-    "simulated",
-    "--budget",
-    "time=3s",
-    "--tau-max",
-    "5",
-    "--seed",
-    "3",
-]
+OPTIONS = cli_options(
+    model="softmax", costs="simulated", budget="time=3s", tau_max=5, seed=3
+)
 
 # Arguments: a phase, a round, the number of rounds that the run may be ahead of its disk,
 # and the command. The process kills itself in that phase, like a crash or a power cut.

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from support.hidden import HEAVY, without_packages
-from support.processes import commands
+from support.processes import cli_options, commands
 
 MEGABYTES = 90
 
@@ -25,16 +25,9 @@ main(sys.argv[1:])
 def test_small_node_trains_softmax(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         aggregator = start.serve(
-            "--nodes",
-            "2",
-            "--model",
-            "softmax",
-            "--rounds",
-            "20",
-            "--costs",
-            "simulated",
-            "--budget",
-            "time=1h",
+            *cli_options(
+                nodes=2, model="softmax", rounds=20, costs="simulated", budget="time=1h"
+            ),
         )
         program = [sys.executable, "-c", without_packages(_JOIN)]
         shards = [["--dataset", "digits", "--shard", f"{node}/2"] for node in (1, 2)]

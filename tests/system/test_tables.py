@@ -10,21 +10,10 @@ import pytest
 from fedbudget.cli.main import main
 from fedbudget.runs.folder import Run
 from support.patients import SITES, write_patients
-from support.processes import commands, summary
+from support.processes import cli_options, commands, summary
 
 TARGET = ["--target", "outcome"]
-TRAINED = [
-    "--model",
-    "softmax",
-    "--tau",
-    "5",
-    "--rounds",
-    "30",
-    "--step-size",
-    "0.3",
-    "--batch-size",
-    "full",
-]
+TRAINED = cli_options(model="softmax", tau=5, rounds=30, step_size=0.3, batch_size="full")
 TRAINED += ["--method", "frugal", "--costs", "simulated", "--budget", "time=1000000s"]
 
 

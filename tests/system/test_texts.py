@@ -14,7 +14,7 @@ import fedbudget
 from fedbudget.models.own import load_model
 from fedbudget.python_file import load
 from fedbudget.runs.folder import Run
-from support.processes import commands
+from support.processes import cli_options, commands
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -82,11 +82,7 @@ TRAINED: dict[str, Any] = {
     "batch_size": 20,
     "compress": "none",
 }
-OPTIONS = [
-    text
-    for name, value in TRAINED.items()
-    for text in (f"--{name.replace('_', '-')}", str(value))
-]
+OPTIONS = cli_options(**TRAINED)
 
 
 def test_attention_over_network_equals_one_process(tmp_path: Path) -> None:
@@ -94,16 +90,7 @@ def test_attention_over_network_equals_one_process(tmp_path: Path) -> None:
     file.write_text(TEXTS)
     with commands(tmp_path) as start:
         model = ["--model", "texts.py:model"]
-        asked = [
-            "--nodes",
-            "2",
-            "--test",
-            "texts.py:test",
-            "--budget",
-            "time=1h",
-            "--out",
-            "run",
-        ]
+        asked = cli_options(nodes=2, test="texts.py:test", budget="time=1h", out="run")
         aggregator = start.serve(*model, *asked, *OPTIONS)
         port = aggregator.port
         nodes = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.processes import commands, records, summary
+from support.processes import cli_options, commands, records, summary
 
 
 @pytest.mark.parametrize(
@@ -17,14 +17,7 @@ def test_node_hangs_near_the_end(tmp_path: Path, method: str) -> None:
     with commands(tmp_path) as start:
         start.write(3)
         aggregator = start.serve(
-            "--nodes",
-            "3",
-            "--model",
-            "softmax",
-            "--budget",
-            "time=6s",
-            "--out",
-            "run",
+            *cli_options(nodes=3, model="softmax", budget="time=6s", out="run"),
             *options,
         )
         stay = [
