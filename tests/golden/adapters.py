@@ -1,4 +1,4 @@
-"""What golden runs use beyond the public names of fedbudget."""
+"""Helpers of golden runs that are not public names of fedbudget."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def run_on_flower(folder: Path, options: Mapping[str, Any]) -> Path:
-    """Makes a run in Flower's simulation and returns its folder.
+    """Run Flower's simulation and return the folder of the run.
 
     Args:
-      folder: a new folder for everything that Flower writes.
+      folder: a new folder for all files of Flower.
       options: settings, by the argument names of `fedbudget.train`.
     """
     from support.flower_processes import simulation

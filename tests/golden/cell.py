@@ -1,4 +1,4 @@
-"""What a golden run is."""
+"""The settings of a golden run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Cell:
     - `train` calls `fedbudget.train`.
     - `interrupted` ends such a run by an exception and resumes it.
     - `extended` lets it finish and resumes it with more budget.
-    - `run` and `local` are the commands of these names, in a subprocess.
+    - `run` and `local` run the commands with these names in a subprocess.
     - `serve` starts an aggregator and three nodes with files, each in a subprocess.
     - `killed` also kills the aggregator after some rounds and resumes it.
     - `flower` is Flower's simulation.
@@ -27,13 +27,13 @@ class Cell:
     Args:
       name: identifies the cell in hashes.json.
       options: settings, by the argument names of `fedbudget.train`.
-      own: makes further options that need objects or files, given a folder.
-      how: what makes the run.
+      own: returns options that need objects or files, given a folder.
+      how: how the run is started.
       more: the budget that `extended` adds.
       same_as: a cell whose hashes must be equal.
       same_w_as: a cell whose hash of w must be equal.
       needs: packages that this cell needs beyond the core.
-      measured: whether costs are real, so that their fields are dropped.
+      measured: whether costs are measured, so their fields are not hashed.
       quick: whether `make test` runs this cell.
     """
 
@@ -52,7 +52,7 @@ class Cell:
 def settings(
     model: str | None, dataset: str, partition: str | None, **more: Any
 ) -> dict[str, Any]:
-    """Options with a budget of six simulated seconds, unless `more` has another."""
+    """Return options with a budget of six simulated seconds, unless `more` sets another."""
     given = {"model": model, "dataset": dataset, "partition": partition}
     found = {name: value for name, value in given.items() if value is not None}
     return {"budget": "time=6s", **found, **more}

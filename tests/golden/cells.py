@@ -79,9 +79,7 @@ METHODS = [
         settings("softmax", "digits", "case:4", method="frugal"),
         quick=True,
     ),
-    Cell(
-        "frugal-svm-case3", settings("svm", "breast-cancer", "case:3", method="frugal")
-    ),
+    Cell("frugal-svm-case3", settings("svm", "breast-cancer", "case:3", method="frugal")),
     Cell("frugal-kmeans-case1", settings("kmeans", "wine", "case:1", method="frugal")),
     Cell(
         "frugal-drift-not-corrected",
@@ -101,9 +99,7 @@ METHODS = [
     ),
     Cell(
         "paper-softmax-full-batch",
-        settings(
-            "softmax", "breast-cancer", "case:4", method="paper", batch_size="full"
-        ),
+        settings("softmax", "breast-cancer", "case:4", method="paper", batch_size="full"),
     ),
     Cell(
         "paper-drift-corrected",
@@ -136,9 +132,7 @@ METHODS = [
     ),
     Cell(
         "centralized-mini-batches",
-        settings(
-            "softmax", "wine", None, method="centralized", batch_size=8, rounds=40
-        ),
+        settings("softmax", "wine", None, method="centralized", batch_size=8, rounds=40),
     ),
     Cell(
         "asynchronous-svm",
@@ -158,9 +152,7 @@ MODELS_AND_DATA = [
         needs=("torch",),
         quick=True,
     ),
-    Cell(
-        "cnn", {**IMAGES, "model": "cnn", "tau": 2}, own.large_digits, needs=("torch",)
-    ),
+    Cell("cnn", {**IMAGES, "model": "cnn", "tau": 2}, own.large_digits, needs=("torch",)),
     Cell("lenet", {**IMAGES, "model": "lenet"}, own.large_digits, needs=("torch",)),
     Cell(
         "function-model",
@@ -216,9 +208,7 @@ OPTIONS = [
     Cell("proximal", {**FIXED, "proximal": 0.3}),
     Cell("step-fall", {**FIXED, "step_fall": 0.5, "budget": "time=2s", "rounds": 30}),
     Cell("update-average", {**DEFAULT, "update": "average"}),
-    Cell(
-        "update-accelerate", {**DEFAULT, "update": "accelerate", "server_momentum": 0.5}
-    ),
+    Cell("update-accelerate", {**DEFAULT, "update": "accelerate", "server_momentum": 0.5}),
     Cell("update-fedavgm", {**FIXED, "update": "fedavgm"}),
     Cell("update-fedadam", {**FIXED, "update": "fedadam"}, quick=True),
     Cell("update-fedyogi", {**FIXED, "update": "fedyogi", "server_epsilon": 0.01}),
@@ -234,9 +224,7 @@ OPTIONS = [
         {**ROBUST, "combine": "median", "attack": "label-flip"},
     ),
     Cell("participation-8-bit", ABSENT, quick=True),
-    Cell(
-        "16-bit", settings("svm", "digits", "case:2", method="paper", compress="16-bit")
-    ),
+    Cell("16-bit", settings("svm", "digits", "case:2", method="paper", compress="16-bit")),
     Cell(
         "auto-bits-several-budgets",
         settings(

@@ -83,7 +83,7 @@ class Median:
 
 
 def own_rules(folder: Path) -> dict[str, Any]:
-    """All four rules of this file."""
+    """Return all four rules of this file."""
     return {
         "controller": DoublingTau(),
         "step_size": ShrinkingStep(),
@@ -93,7 +93,7 @@ def own_rules(folder: Path) -> dict[str, Any]:
 
 
 def library_rules(folder: Path) -> dict[str, Any]:
-    """Rules of the library as objects with arguments."""
+    """Return rules of the library as objects with arguments."""
     return {
         "controller": fedbudget.AdaptiveTau(0.05),
         "step_size": fedbudget.FallingStep(0.2, fall=0.4),
@@ -197,7 +197,7 @@ def node_files(folder: Path) -> dict[str, Any]:
 
 
 def write_nodes(folder: Path) -> list[Path]:
-    """Writes the samples of three nodes of unequal size and mixture."""
+    """Write the samples of three nodes with unequal sizes and classes."""
     digits = load_digits()
     x = (digits.data[:400] / 16).astype(np.float32)
     y = digits.target[:400].astype(np.int64)

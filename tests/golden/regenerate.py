@@ -1,10 +1,11 @@
-"""Rewrites hashes.json from new golden runs.
+"""Rewrite hashes.json from new golden runs.
 
     PYTHONPATH=tests python -m golden.regenerate            all cells
     PYTHONPATH=tests python -m golden.regenerate ray own    cells with such names
     PYTHONPATH=tests python -m golden.regenerate --check    compare, write nothing
 
-Run it only in a commit that changes the method on purpose, and say why in its message.
+Run it only in a commit that changes the method on purpose, and explain the change in the
+commit message.
 A failing golden test in any other commit is a bug in that commit.
 """
 
@@ -20,7 +21,7 @@ from golden.running import Hashes, run
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the cells one after the other and returns the exit code."""
+    """Run the cells one by one and return the exit code."""
     check = "--check" in arguments
     parts = [each for each in arguments if each != "--check"]
     known: dict[str, Hashes] = {}
@@ -39,9 +40,7 @@ def main(arguments: list[str]) -> int:
         same = known.get(cell.name) == found
         differing += not same
         seconds = time.perf_counter() - began
-        print(
-            f"{seconds:7.2f} s  {'same' if same else 'new '}  {cell.name}", flush=True
-        )
+        print(f"{seconds:7.2f} s  {'same' if same else 'new '}  {cell.name}", flush=True)
         known[cell.name] = found
     if check:
         return int(differing > 0)

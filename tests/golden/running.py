@@ -1,12 +1,12 @@
-"""Makes a golden run and computes its hashes.
+"""Run a golden cell and compute its hashes.
 
 `w` is the SHA-256 of the final parameters as float32 bytes. `rounds` is the SHA-256 of
 the records in rounds.jsonl. Each record is written as JSON with sorted keys, without
 
   - `wall`, the wall-clock time,
   - `reason`, a text whose wording may change,
-  - fields that are null or empty, so that writing or omitting them is the same,
-  - and, where costs are measured, `c`, `b`, `spent`, `expected_c` and `expected_b`.
+  - fields that are null or empty, so writing or omitting them makes no difference,
+  - and, if costs are measured, `c`, `b`, `spent`, `expected_c` and `expected_b`.
 
 The hashes do not depend on the number of threads of numba or BLAS. PyTorch adds in
 another order with more threads, so PyTorch runs with one thread here.
@@ -56,11 +56,11 @@ class Interrupted(Exception):
 
 
 def run(cell: Cell, folder: Path) -> Hashes:
-    """Makes the run of a cell in a new folder `run` below `folder`.
+    """Run a cell in a new folder `run` below `folder`.
 
     Args:
       cell: the settings.
-      folder: an empty folder. `records.jsonl` in it gets the records that are hashed.
+      folder: an empty folder. `records.jsonl` in it receives the hashed records.
     """
     out = folder / "run"
     options = dict(cell.options)
@@ -75,7 +75,7 @@ def run(cell: Cell, folder: Path) -> Hashes:
 
 
 def kept_records(out: Path, *, measured: bool) -> str:
-    """The records of a run without the fields that may differ."""
+    """Return the records of a run without the fields that may differ."""
     dropped = DROPPED | MEASURED if measured else DROPPED
     lines = []
     for line in (out / "rounds.jsonl").read_text(encoding="utf-8").splitlines():
@@ -113,7 +113,7 @@ def _run(
 
 
 def _interrupted(options: dict[str, Any], out: Path) -> NDArray[np.float32]:
-    """Stops a run after its sixth round and resumes it."""
+    """Stop a run after its sixth round and resume it."""
 
     def stop(record: fedbudget.RoundRecord) -> None:
         if record.round == 3:
@@ -129,7 +129,7 @@ def _interrupted(options: dict[str, Any], out: Path) -> NDArray[np.float32]:
 
 
 def _serve(options: dict[str, Any], folder: Path, out: Path, *, kill: bool) -> None:
-    """An aggregator and its nodes, each in a process of its own."""
+    """Run an aggregator and its nodes, each in its own process."""
     address = f"127.0.0.1:{_free_port()}"
     serve = ["serve", address, *_arguments({**options, "out": out})]
     started = [_start(folder, *serve)]
@@ -187,7 +187,7 @@ def _command(*arguments: str) -> None:
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
-    """Options of the command line from arguments of `fedbudget.train`."""
+    """Convert arguments of `fedbudget.train` to command-line options."""
     arguments = []
     for name, value in options.items():
         flag = name.replace("_", "-")
@@ -209,7 +209,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _quiet_environment(cell: Cell) -> Iterator[None]:
-    """One PyTorch thread, and no plots: drawing one takes longer than a run."""
+    """Use one PyTorch thread and draw no plots, because a plot takes longer than a run."""
     matplotlib = sys.modules.get("matplotlib")
     sys.modules["matplotlib"] = None  # type: ignore[assignment]
     threads = _set_torch_threads(1) if "torch" in cell.needs else None
@@ -225,7 +225,7 @@ def _quiet_environment(cell: Cell) -> Iterator[None]:
 
 
 def _set_torch_threads(number: int) -> int:
-    """Sets the number and returns the one before."""
+    """Set the number of threads and return the previous one."""
     import torch
 
     before = torch.get_num_threads()

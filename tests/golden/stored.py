@@ -1,13 +1,13 @@
-"""The file hashes.json: reference hashes, and the environment they hold in.
+"""The file hashes.json: reference hashes and their environment.
 
 The hashes hold for the packages in constraints.txt and for one type of CPU:
 
 - Other versions of Python, numpy, numba, PyTorch or scikit-learn may round differently.
-- Without numba the models run in plain numpy, which gives other bits.
+- Without numba the models run in plain numpy, which rounds differently.
 - numba, BLAS and PyTorch choose instructions by CPU. Almost every hash depends on it.
 
 A test is skipped if one of these differs from the stored environment. On such a
-machine, make your own hashes from the last good commit and test later ones with them:
+machine, create hashes from the last good commit and test later commits with them:
 
     GOLDEN_HASHES=/tmp/hashes.json PYTHONPATH=tests python -m golden.regenerate
     GOLDEN_HASHES=/tmp/hashes.json pytest tests/golden
@@ -30,7 +30,7 @@ INSTRUCTIONS = ("avx2", "avx512f", "fma")
 
 
 def environment() -> dict[str, str | None]:
-    """Everything known to change the bits of a run."""
+    """Return the versions and CPU features that change the bits of a run."""
     packages = ("numpy", "numba", "llvmlite", "scikit-learn", "torch")
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -41,7 +41,7 @@ def environment() -> dict[str, str | None]:
 
 
 def difference(cell: Cell, stored: dict[str, Any]) -> str | None:
-    """What differs from the stored environment and matters for a cell, if anything."""
+    """Return the differences from the stored environment that affect a cell, or None."""
     now = environment()
     then = stored["environment"]
     names = [*CORE, "torch"] if "torch" in cell.needs else [*CORE]
@@ -59,7 +59,7 @@ def read() -> dict[str, Any]:
 
 
 def write(hashes: dict[str, Hashes]) -> None:
-    """Replaces hashes.json."""
+    """Replace hashes.json."""
     runs = {name: asdict(hashes[name]) for name in hashes}
     content = {"environment": environment(), "runs": runs}
     PATH.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -73,7 +73,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpu() -> str | None:
-    """The CPU as LLVM knows it, and its vector instructions."""
+    """Return the CPU name of LLVM and the vector instructions."""
     try:
         from llvmlite import binding  # type: ignore[import-untyped]
     except ImportError:

@@ -1,7 +1,7 @@
-"""Golden runs: reference settings give the same model and the same rounds, bit for bit.
+"""Golden runs: reference settings reproduce the same model and rounds, bit for bit.
 
-cells.py has the settings and hashes.json the reference hashes. running.py says which
-fields of a record are not hashed, and stored.py which versions the hashes hold for.
+cells.py has the settings and hashes.json the reference hashes. running.py lists the fields
+of a record that are not hashed, and stored.py the environment of the hashes.
 """
 
 from importlib.util import find_spec
@@ -57,7 +57,7 @@ def message(
     found: dict[str, str],
     folder: Path,
 ) -> str:
-    """What differs, and how to look at the run."""
+    """The failure message: the differing hashes, and how to inspect the run."""
     lines = [f"golden run {cell.name}: {' and '.join(wrong)} differ"]
     lines += [f"  {name}: {found[name]}, not {expected[name]}" for name in wrong]
     lines += [
@@ -70,7 +70,7 @@ def message(
     return "\n".join(lines)
 
 
-def test_names_differ() -> None:
+def test_cell_names_are_unique() -> None:
     """No two cells share a name, and hashes.json has exactly these."""
     assert len(BY_NAME) == len(CELLS)
     assert list(stored.read()["runs"]) == [cell.name for cell in CELLS]

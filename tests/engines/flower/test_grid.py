@@ -85,11 +85,11 @@ def test_run_stops_if_all_fail(tmp_path: Path) -> None:
     ]
     asked_for = [node for node, request in received if request.broadcast.round == 3]
     assert sorted(asked_for) == sorted(3 * [FIRST, FIRST + 1, FIRST + 2])
-    found = Run.open(tmp_path / "run")
-    assert found.summary is not None
-    assert found.summary["status"] == "interrupted"
+    saved = Run.open(tmp_path / "run")
+    assert saved.summary is not None
+    assert saved.summary["status"] == "interrupted"
     # After two rounds, only the loss of the w after round 1 is known.
-    assert found.model().w.tobytes() == train_in_process(rounds=1, tau=4).w.tobytes()
+    assert saved.model().w.tobytes() == train_in_process(rounds=1, tau=4).w.tobytes()
 
 
 @pytest.mark.parametrize("what", ["push_messages", "pull_messages", "get_node_ids"])
@@ -110,11 +110,11 @@ def test_run_stopped_by_flower_is_saved(
         WorkError, match="Flower sends no more messages of this run: run is not running"
     ):
         run(tmp_path, local=ours)
-    found = Run.open(tmp_path / "run")
-    assert found.summary is not None
-    assert found.summary["status"] == "interrupted"
-    assert len(found.rounds) in (1, 2)
-    assert found.model().w.shape == (650,)
+    saved = Run.open(tmp_path / "run")
+    assert saved.summary is not None
+    assert saved.summary["status"] == "interrupted"
+    assert len(saved.rounds) in (1, 2)
+    assert saved.model().w.shape == (650,)
 
 
 @pytest.mark.parametrize("method", ["paper", "frugal"])
@@ -255,11 +255,11 @@ def test_late_node_takes_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ours = LocalGrid(run_config(**FIXED, nodes=2), partitions(3)[:2])
     before = replaced(ours, FIRST, 500, partitions(3)[2], at=1)
 
-    def come(number: int, message: Message) -> None:
+    def join_late(number: int, message: Message) -> None:
         before(number, message)
         ours.away.clear()
 
-    ours.before = come
+    ours.before = join_late
     result = run(tmp_path, 2, ours)
     assert [record.nodes for record in result.rounds] == [2, 2, 3, 3, 3, 3]
 
@@ -272,11 +272,11 @@ def test_mismatched_late_node_is_skipped(
     ours = local()
     before = replaced(ours, FIRST, 500, {"data": str(tmp_path / "other.npz")}, at=1)
 
-    def come(number: int, message: Message) -> None:
+    def join_late(number: int, message: Message) -> None:
         before(number, message)
         ours.away.clear()
 
-    ours.before = come
+    ours.before = join_late
     result = run(tmp_path, local=ours)
     assert all(record.nodes == 3 for record in result.rounds)
     assert (
@@ -300,7 +300,7 @@ def test_failures_equal_absences(failed: set[tuple[int, int]], tmp_path: Path) -
             raise OSError("gone")
 
     ours.before = before
-    found = run(tmp_path / secrets.token_hex(4), local=ours)
+    result = run(tmp_path / secrets.token_hex(4), local=ours)
 
     how = Settings(**{**FIXED, "nodes": 3, "budget": (FIXED["budget"],)})
     plan, meters = simulate(how), build_meters(how)
@@ -325,4 +325,4 @@ def test_failures_equal_absences(failed: set[tuple[int, int]], tmp_path: Path) -
             Report.merge([fleet.answer(broadcast) for fleet in present]), costs
         )
     assert isinstance(broadcast, Outcome)
-    assert found.w.tobytes() == broadcast.w.tobytes()
+    assert result.w.tobytes() == broadcast.w.tobytes()

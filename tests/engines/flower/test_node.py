@@ -51,11 +51,11 @@ def broadcasts(rounds: int = 5) -> list[Broadcast]:
     """The broadcasts of a run with this node alone."""
     ours, fleet = aggregator("frugal"), node_data(1).fleet(WELCOME.task, [1])
     broadcast: Any = ours.start()
-    found = []
+    result = []
     for _ in range(rounds):
-        found.append(broadcast)
+        result.append(broadcast)
         broadcast = ours.receive(fleet.answer(broadcast), CHEAP)
-    return found
+    return result
 
 
 def test_context_preserves_same_bits() -> None:

@@ -107,11 +107,11 @@ def answering(broadcast: Broadcast, draw: Any) -> Report:
 @given(broadcasts(), st.data())
 def test_report_round_trip(broadcast: Broadcast, data: st.DataObject) -> None:
     report = answering(broadcast, data.draw)
-    found = records.answer_in(
+    result = records.answer_in(
         serialized(records.answer_out(report, COSTS)), broadcast, report.nodes, report.sizes
     )
-    assert bits(found.report) == bits(report)
-    assert found.costs == COSTS
+    assert bits(result.report) == bits(report)
+    assert result.costs == COSTS
 
 
 @pytest.mark.parametrize(

@@ -59,17 +59,17 @@ class TestSameBits:
         ids=str,
     )
     def test_run_matches_one_process(self, how: dict[str, Any], tmp_path: Path) -> None:
-        found, expected = run(tmp_path, **how), train_in_process(**how)
-        assert found.w.tobytes() == expected.w.tobytes()
-        assert [record.tau for record in found.rounds] == [
+        result, expected = run(tmp_path, **how), train_in_process(**how)
+        assert result.w.tobytes() == expected.w.tobytes()
+        assert [record.tau for record in result.rounds] == [
             record.tau for record in expected.rounds
         ]
-        assert found.spent == expected.spent
+        assert result.spent == expected.spent
 
     def test_order_of_nodes_is_irrelevant(self, tmp_path: Path) -> None:
         config = run_config(**FIXED, nodes=3)
-        found = run(tmp_path, local=LocalGrid(config, partitions(3, [2, 0, 1])))
-        assert found.w.tobytes() == train_in_process().w.tobytes()
+        result = run(tmp_path, local=LocalGrid(config, partitions(3, [2, 0, 1])))
+        assert result.w.tobytes() == train_in_process().w.tobytes()
 
     def test_node_files(self, tmp_path: Path) -> None:
         rng = np.random.default_rng(5)
@@ -84,9 +84,9 @@ class TestSameBits:
         files = LocalGrid(
             config, [{"data": str(tmp_path / f"{number}.npz")} for number in (0, 1)]
         )
-        found = run(tmp_path, 2, files, **how, dataset="", partition="")
+        result = run(tmp_path, 2, files, **how, dataset="", partition="")
         expected = fedbudget.train(shards=shards, **WITHOUT_DATA, **how)
-        assert found.w.tobytes() == expected.w.tobytes()
+        assert result.w.tobytes() == expected.w.tobytes()
 
     def test_data_function(self, tmp_path: Path) -> None:
         rng = np.random.default_rng(5)
@@ -101,28 +101,28 @@ class TestSameBits:
         how: dict[str, Any] = {"method": "frugal", "model": "softmax", "batch_size": 8}
         config = run_config(**{**FIXED, **how, "nodes": 2})
         made = LocalGrid(config, [{"which": 0}, {"which": 1}], client_app(data))
-        found = run(tmp_path, 2, made, **how)
+        result = run(tmp_path, 2, made, **how)
         expected = fedbudget.train(
             shards=[(x[at : at + 20], y[at : at + 20]) for at in (0, 20, 40)],
             **WITHOUT_DATA,
             **how,
         )
-        assert found.w.tobytes() == expected.w.tobytes()
-        assert found.rounds[0].nodes == 3  # one node, and a gateway with two
+        assert result.w.tobytes() == expected.w.tobytes()
+        assert result.rounds[0].nodes == 3  # one node, and a gateway with two
 
 
 def test_run_is_saved_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     result = run(tmp_path, test="digits")
-    found = Run.open(tmp_path / "run")
-    assert found.model().w.tobytes() == result.w.tobytes()
-    assert (found.settings.nodes, found.settings.dataset, found.settings.partition) == (
+    saved = Run.open(tmp_path / "run")
+    assert saved.model().w.tobytes() == result.w.tobytes()
+    assert (saved.settings.nodes, saved.settings.dataset, saved.settings.partition) == (
         3,
         "digits",
         "case:2",
     )
-    assert [record.round for record in found.rounds] == [1, 2, 3, 4, 5, 6]
-    assert found.summary is not None
-    assert found.summary["network"]["sent"] > 0
+    assert [record.round for record in saved.rounds] == [1, 2, 3, 4, 5, 6]
+    assert saved.summary is not None
+    assert saved.summary["network"]["sent"] > 0
     assert result.accuracy is not None
     assert result.accuracy > 0.5
     assert "stopped by rounds" in caplog.text
@@ -355,23 +355,25 @@ BUDGET = "time=1000s,privacy=8"
 
 
 def test_seeded_noise_matches_one_process(tmp_path: Path) -> None:
-    found = run(tmp_path, **PRIVATE, budget=BUDGET, privacy_noise="seeded")
+    result = run(tmp_path, **PRIVATE, budget=BUDGET, privacy_noise="seeded")
     expected = train_in_process(**PRIVATE, budget=BUDGET.split(","))
-    assert found.w.tobytes() == expected.w.tobytes()
-    assert found.spent["privacy"] == expected.spent["privacy"] <= 8
+    assert result.w.tobytes() == expected.w.tobytes()
+    assert result.spent["privacy"] == expected.spent["privacy"] <= 8
 
 
 def test_noise_is_not_reproducible(tmp_path: Path) -> None:
-    found = run(tmp_path, **PRIVATE, budget=BUDGET)
-    assert not np.allclose(found.w, train_in_process(**PRIVATE, budget=BUDGET.split(",")).w)
+    result = run(tmp_path, **PRIVATE, budget=BUDGET)
+    assert not np.allclose(
+        result.w, train_in_process(**PRIVATE, budget=BUDGET.split(",")).w
+    )
     assert (tmp_path / "run" / "privacy.jsonl").is_file()
 
 
 def test_sample_privacy_uses_node_noise(tmp_path: Path) -> None:
     """The parameters differ between runs. ε equals the ε of the same run in one process."""
     options = {**PRIVATE, "privacy_unit": "sample"}
-    found = run(tmp_path, **options, budget=BUDGET)
+    result = run(tmp_path, **options, budget=BUDGET)
     expected = train_in_process(**options, budget=BUDGET.split(","))
-    assert found.spent["privacy"] == pytest.approx(expected.spent["privacy"], rel=1e-6)
-    assert found.spent["privacy"] <= 8
-    assert not np.allclose(found.w, expected.w)
+    assert result.spent["privacy"] == pytest.approx(expected.spent["privacy"], rel=1e-6)
+    assert result.spent["privacy"] <= 8
+    assert not np.allclose(result.w, expected.w)

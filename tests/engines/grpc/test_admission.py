@@ -250,15 +250,15 @@ def test_revoked_token_drops_node(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     file = tmp_path / "tokens"
     first, second = (add_token(file, f"node-{node}") for node in (0, 1))
     with network(tokens=TokenFile(file)) as net:
-        stays, goes = net.join(0, token=first), net.join(1, token=second)
+        kept, revoked = net.join(0, token=first), net.join(1, token=second)
         net.start(2)
         revoke_token(file, "node-1")
         with pytest.raises(RefusedByAggregator, match="its token was revoked"):
-            goes.result(LONG)
+            revoked.result(LONG)
         wait_until(lambda: "node-1 at " in caplog.text)
         assert "is revoked: its token was revoked" in caplog.text
         assert [int(answer.report.nodes[0]) for answer in net.round().answers] == [0]
-        assert not stays.done()
+        assert not kept.done()
 
 
 def test_wrong_tokens_are_rate_limited() -> None:
@@ -298,13 +298,13 @@ def test_audit_includes_earlier_events(tmp_path: Path) -> None:
     audit.open(tmp_path)
     audit.record("left", "n1", "ipv4:192.0.2.1:40000")
     audit.record("dropped", "n2", "ipv4:192.0.2.2:40000", "a \x1b[2Jreason")
-    found = audit_lines(tmp_path)
-    assert [(each["event"], each["node"]) for each in found] == [
+    events = audit_lines(tmp_path)
+    assert [(each["event"], each["node"]) for each in events] == [
         ("joined", "n1"),
         ("left", "n1"),
         ("dropped", "n2"),
     ]
-    assert found[2]["reason"] == "a \ufffd[2Jreason"
+    assert events[2]["reason"] == "a \ufffd[2Jreason"
     assert (tmp_path / AUDIT).stat().st_mode & 0o077 == 0
 
 
@@ -319,12 +319,12 @@ def test_audit_limits_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         audit.record("refused", "a peer", "ipv4:192.0.2.9:4", "no token", by_anyone=True)
         if each < 3:
             audit.record("dropped", f"n{each}", "ipv4:192.0.2.9:4", "a fault")
-    found = audit_lines(tmp_path)
-    assert [each.get("others") for each in found if each["event"] == "refused"] == [
+    events = audit_lines(tmp_path)
+    assert [each.get("others") for each in events if each["event"] == "refused"] == [
         None,
         499,
     ]
-    assert [each["node"] for each in found if each["event"] == "dropped"] == [
+    assert [each["node"] for each in events if each["event"] == "dropped"] == [
         "n0",
         "n1",
         "n2",

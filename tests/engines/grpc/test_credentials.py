@@ -94,8 +94,8 @@ def ask(serving: Any, joining: Any, host: str = "127.0.0.1") -> str:
 
 
 def assert_unavailable(serving: Any, joining: Any, why: str = "") -> None:
-    """Check that the connection fails with this reason. If the aggregator refuses, gRPC
-    gives the node no details.
+    """Check that the connection fails with this reason. If the aggregator refuses, the node
+    receives no details.
     """
     with pytest.raises(grpc.aio.AioRpcError) as error:
         ask(serving, joining)

@@ -122,16 +122,16 @@ def welcomed(kind: Kind) -> Callable[[], AggregatorReader]:
 
 def conversations() -> list[tuple[Callable[[], Any], list[bytes]]]:
     """Readers in all their states, and their next messages."""
-    found: list[tuple[Callable[[], Any], list[bytes]]] = [
+    result: list[tuple[Callable[[], Any], list[bytes]]] = [
         (NodeReader, pack_hello(Hello("me", SAMPLES, "run", (3, 4)))),
         (expecting_ready, pack_ready(COSTS)),
         (AggregatorReader, pack_farewell(Farewell("the end", again=True))),
     ]
     for kind in KINDS:
-        found.append((expecting_report(kind), report(kind)))
-        found.append((AggregatorReader, pack_welcome(Welcome("run", task(kind), (3, 4)))))
-        found += [(welcomed(kind), messages) for messages in broadcasts(kind)]
-    return found
+        result.append((expecting_report(kind), report(kind)))
+        result.append((AggregatorReader, pack_welcome(Welcome("run", task(kind), (3, 4)))))
+        result += [(welcomed(kind), messages) for messages in broadcasts(kind)]
+    return result
 
 
 # Damage.
@@ -183,11 +183,11 @@ def field(rng: np.random.Generator) -> bytes:
 
 
 def varint(number: int) -> bytes:
-    found = bytearray()
+    result = bytearray()
     while number > 127:
-        found.append(number & 127 | 128)
+        result.append(number & 127 | 128)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*result, number])
 
 
 def test_damaged_messages_fail_or_decode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,13 +201,13 @@ def test_damaged_messages_fail_or_decode(monkeypatch: pytest.MonkeyPatch) -> Non
     for number in range(MESSAGES):
         make, messages = known[number % len(known)]
         try:
-            found = converse(rng, make(), messages, real)
+            result = converse(rng, make(), messages, real)
         except PeerError as error:
             refused.append(str(error))
         else:
-            if found is not None:
-                check(found)
-                understood[type(found)] += 1
+            if result is not None:
+                check(result)
+                understood[type(result)] += 1
     assert len(refused) > MESSAGES / 3
     assert max(map(len, refused)) < 1000
     assert min(understood.values()) > 40, understood
@@ -217,13 +217,13 @@ def converse(
     rng: np.random.Generator, reader: Any, messages: list[bytes], real: list[bytes]
 ) -> Any:
     """Feed all messages to a reader, one of them damaged or replaced."""
-    which, found = rng.integers(len(messages)), None
+    which, result = rng.integers(len(messages)), None
     for number, message in enumerate(messages):
-        found = reader.feed(other_than(rng, message, real) if number == which else message)
+        result = reader.feed(other_than(rng, message, real) if number == which else message)
         assert held(reader) <= 2 * NODES * 4 * D
-    if isinstance(found, EncodedBroadcast):
-        found = found.request(BEFORE if rng.integers(4) else None)
-    return found
+    if isinstance(result, EncodedBroadcast):
+        result = result.request(BEFORE if rng.integers(4) else None)
+    return result
 
 
 def other_than(rng: np.random.Generator, message: bytes, real: list[bytes]) -> bytes:
@@ -245,18 +245,18 @@ def held(reader: Any) -> int:
     )
 
 
-def check(found: Any) -> None:
+def check(result: Any) -> None:
     """Check that a decoded value is valid without further checks."""
-    if isinstance(found, Hello):
-        assert found.samples.sizes
-        assert min(found.samples.sizes) >= 1
-        assert 1 <= len(found.samples.shape) <= 4
-    elif isinstance(found, Ready):
+    if isinstance(result, Hello):
+        assert result.samples.sizes
+        assert min(result.samples.sizes) >= 1
+        assert 1 <= len(result.samples.shape) <= 4
+    elif isinstance(result, Ready):
         assert (
-            min(min(each.step, each.whole) for each in found.costs.readings.values()) >= 0
+            min(min(each.step, each.whole) for each in result.costs.readings.values()) >= 0
         )
-    elif isinstance(found, Answer):
-        report = found.report
+    elif isinstance(result, Answer):
+        report = result.report
         assert (report.round, report.losses.shape, report.best_losses.shape) == (
             5,
             (NODES,),
@@ -265,14 +265,14 @@ def check(found: Any) -> None:
         assert report.w is not None
         assert report.gradients is not None
         assert report.w.shape == report.gradients.shape == (NODES, D)
-    elif isinstance(found, Welcome):
-        assert found.task.compress in KINDS
-        assert found.task.parameters >= 1
-    elif isinstance(found, RoundRequest):
-        assert np.isfinite(found.broadcast.w).all()
-        assert 0 <= found.base_round < found.broadcast.round
-        assert 0 < found.broadcast.eta < np.inf
-        assert 0 <= found.broadcast.tau <= 100
+    elif isinstance(result, Welcome):
+        assert result.task.compress in KINDS
+        assert result.task.parameters >= 1
+    elif isinstance(result, RoundRequest):
+        assert np.isfinite(result.broadcast.w).all()
+        assert 0 <= result.base_round < result.broadcast.round
+        assert 0 < result.broadcast.eta < np.inf
+        assert 0 <= result.broadcast.tau <= 100
 
 
 def test_damaged_messages_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,13 +227,13 @@ def test_swapped_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     group = MaskedRounds._group
 
     def swapping(self: MaskedRounds, attempt: Any, name: str, broadcast: Any) -> Group:
-        honest = group(self, attempt, name, broadcast)
+        original = group(self, attempt, name, broadcast)
         if name != "node-0" or broadcast.round < 2:
-            return honest
+            return original
         forged = signed_key(KeyIdentity(), self._run, "node-1", b"p" * 32, time.time_ns())
         return Group(
             **{
-                **{key: getattr(honest, key) for key in Group.__struct_fields__},
+                **{key: getattr(original, key) for key in Group.__struct_fields__},
                 "keys": (forged,),
             }
         )
@@ -331,14 +331,14 @@ def noisy_sums(collected: CollectedRound) -> NoisySums:
 
 def noise_over_plan(net: Network, rounds: int) -> float:
     """The variance of the sums relative to the paid noise; the updates are negligible."""
-    found = []
+    result = []
     for _ in range(rounds):
         broadcast = net.begin()
         sums, private = noisy_sums(net.finish()).sums, broadcast.private
         assert private is not None
         assert sums.w is not None
-        found.append(sums.w[0] / (multipliers(private).updates * private.clip))
-    return float(np.var(found))
+        result.append(sums.w[0] / (multipliers(private).updates * private.clip))
+    return float(np.var(result))
 
 
 def test_noise_covers_the_fewest_nodes() -> None:

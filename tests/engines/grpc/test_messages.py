@@ -136,12 +136,12 @@ def test_8_bit_broadcast() -> None:
     messages = pack_broadcast(broadcast, 2, catch_up=False, differences=differences)
     encoded = reader_after_welcome(task).feed(messages[0])
     assert isinstance(encoded, EncodedBroadcast)
-    found = encoded.request(before).broadcast
-    assert (found.work, found.compress) == (broadcast.work, "8-bit")
-    assert found.w.tobytes() == w.tobytes()
-    assert found.mean is not None
-    assert found.mean.tobytes() == mean.tobytes()
-    np.testing.assert_allclose(found.mean - w, [1e-3, -2e-3, 5e-4], rtol=2e-2)
+    result = encoded.request(before).broadcast
+    assert (result.work, result.compress) == (broadcast.work, "8-bit")
+    assert result.w.tobytes() == w.tobytes()
+    assert result.mean is not None
+    assert result.mean.tobytes() == mean.tobytes()
+    np.testing.assert_allclose(result.mean - w, [1e-3, -2e-3, 5e-4], rtol=2e-2)
     too_many = replace(broadcast, work=Work(2.5, 10, (10,)))
     refused = reader_after_welcome(task).feed(
         pack_broadcast(too_many, 2, catch_up=False)[0]

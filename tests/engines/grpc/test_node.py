@@ -51,15 +51,15 @@ from support.networked import (
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """All messages that nodes send from now on."""
-    found: list[bytes] = []
+    result: list[bytes] = []
     send = node_module._send
 
     async def recording(call: Any, messages: list[bytes]) -> None:
-        found.extend(messages)
+        result.extend(messages)
         await send(call, messages)
 
     monkeypatch.setattr(node_module, "_send", recording)
-    return found
+    return result
 
 
 FEATURES = 64

@@ -163,8 +163,8 @@ def test_returning_node_without_memory() -> None:
         assert net.server.lost(3) == [2]
         assert net.server.lost(3) == []  # reported once
         net.begin()
-        found = next_broadcast(peer)
-        assert (found.base_round, "catch_up.best" in found.kinds) == (0, True)
+        result = next_broadcast(peer)
+        assert (result.base_round, "catch_up.best" in result.kinds) == (0, True)
 
 
 def test_long_absent_nodes_lose_memory() -> None:

@@ -59,11 +59,11 @@ def test_node_numbers_follow_names() -> None:
         net.server.wait_for(3, lambda: False)
         assert list(net.server.descriptions()) == ["node-2", "node-9", "node-10"]
         net.start(3)
-        found = {
+        result = {
             name: member.numbers.tolist()
             for name, member in net.server.members.snapshot().items()
         }
-        assert found == {"node-2": [0], "node-9": [1], "node-10": [2]}
+        assert result == {"node-2": [0], "node-9": [1], "node-10": [2]}
 
 
 def test_byte_counts_of_peers_match() -> None:
@@ -104,7 +104,7 @@ def test_occupied_port_is_reported() -> None:
 def test_welcome_has_task_and_numbers(net: Network) -> None:
     peer = RawPeer(net)
     peer.send(peer.hello(samples=samples(sizes=(11, 12))))
-    found = AggregatorReader().feed(peer.receive())
-    assert isinstance(found, Welcome)
-    assert (found.run, found.numbers) == ("a-run", (2, 3))
-    assert bits(found.task) == bits(net.task)
+    result = AggregatorReader().feed(peer.receive())
+    assert isinstance(result, Welcome)
+    assert (result.run, result.numbers) == ("a-run", (2, 3))
+    assert bits(result.task) == bits(net.task)

@@ -221,8 +221,8 @@ ONES, TWOS = np.ones(2, np.float32), np.full(2, 2, np.float32)
 def test_layout_round_trip(inner: Inner | None, names: list[str]) -> None:
     data, arrays = LAYOUT.encode(Outer(7, ONES, inner, "agreed"))
     assert b"agreed" not in data
-    values, found = LAYOUT.decode(data)
-    assert list(arrays) == found == names
+    values, result = LAYOUT.decode(data)
+    assert list(arrays) == result == names
     assert bits(LAYOUT.build(values, arrays, known="agreed")) == bits(
         Outer(7, ONES, inner, "agreed")
     )

@@ -149,8 +149,8 @@ def test_class_counts_round_trip(
     seed: int, samples: int, classes: int, scored: bool
 ) -> None:
     tally = tally_of(seed, samples, classes, scored=scored)
-    (found,) = unpack_tallies(pack_tallies([tally]), 1)
-    assert same_tally(found, tally)
+    (result,) = unpack_tallies(pack_tallies([tally]), 1)
+    assert same_tally(result, tally)
 
 
 def test_error_sums_round_trip() -> None:
@@ -169,10 +169,10 @@ def test_long_histograms_are_omitted() -> None:
     tally = tally_of(1, 5_000, 100)
     data = pack_tallies([tally])
     assert len(data) <= MAX_TALLIES_BYTES
-    (found,) = unpack_tallies(data, 1)
-    assert found.classes is not None
-    assert found.classes.scores is None
-    assert found.metrics()["f1"] == tally.metrics()["f1"]
+    (result,) = unpack_tallies(data, 1)
+    assert result.classes is not None
+    assert result.classes.scores is None
+    assert result.metrics()["f1"] == tally.metrics()["f1"]
 
 
 @pytest.mark.parametrize(("samples", "classes"), [(60, 2), (300, 10), (5000, 3), (100, 0)])
@@ -241,9 +241,9 @@ def test_invalid_tallies_are_refused(tally: Tally, reason: str) -> None:
 
 def test_number_of_tallies_must_match() -> None:
     tally = replace(tally_of(0, 20, 3), own={})
-    for asked in (0, 2):
-        with pytest.raises(PeerError, match=f"1 tallies instead of {asked}"):
-            unpack_tallies(pack_tallies([tally]), asked)
+    for expected in (0, 2):
+        with pytest.raises(PeerError, match=f"1 tallies instead of {expected}"):
+            unpack_tallies(pack_tallies([tally]), expected)
 
 
 @pytest.mark.parametrize(
@@ -286,8 +286,8 @@ def test_implausible_tally_is_ignored(changes: dict[str, Any], plausible: bool) 
 
 def test_two_tallies_are_both_kept() -> None:
     """Two nodes have no majority."""
-    odd = (replace(tally_of(1, 50, 3), loss=math.nan),)
-    assert plausible_tallies([odd, (), (tally_of(2, 50, 3),)]) == [True, True, True]
+    diverged = (replace(tally_of(1, 50, 3), loss=math.nan),)
+    assert plausible_tallies([diverged, (), (tally_of(2, 50, 3),)]) == [True, True, True]
 
 
 def test_diverged_majority_is_kept() -> None:

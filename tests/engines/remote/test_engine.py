@@ -170,32 +170,34 @@ def answer(node: int, step_seconds: float = 0.1) -> Answer:
     )
 
 
-TOOK = Snapshot({"time": 9.0, "cpu": 0.7})
+AGGREGATOR_COSTS = Snapshot({"time": 9.0, "cpu": 0.7})
 
 
 def test_time_is_maximum_cpu_is_sum() -> None:
-    found = RoundCosts.of([answer(0), answer(1, step_seconds=0.3)], TOOK, 123).usage(4)
-    assert (found.updates, found.nodes, found.wire_bytes) == (4, 4, 123)
-    assert found.readings["time"] == CombinedReading(0.3, 9.0, nodes=4)
-    assert found.readings["cpu"].whole == pytest.approx(2.0 + 2.0 + 0.7)
-    assert found.readings.keys() == {"time", "cpu"}
+    result = RoundCosts.of(
+        [answer(0), answer(1, step_seconds=0.3)], AGGREGATOR_COSTS, 123
+    ).usage(4)
+    assert (result.updates, result.nodes, result.wire_bytes) == (4, 4, 123)
+    assert result.readings["time"] == CombinedReading(0.3, 9.0, nodes=4)
+    assert result.readings["cpu"].whole == pytest.approx(2.0 + 2.0 + 0.7)
+    assert result.readings.keys() == {"time", "cpu"}
 
 
 def test_failed_round_charges_measured_costs() -> None:
     """Time and bytes are charged. Simulated costs are not."""
-    found = engine._unfinished(measured(time=100, bytes=1e6), Snapshot({"time": 2.5}), 300)
-    assert (found.step.tolist(), found.aggregation.tolist()) == ([0, 0], [2.5, 300])
-    found = engine._unfinished(simulated_costs(), Snapshot({"time": 2.5}), 300)
-    assert (found.step.tolist(), found.aggregation.tolist()) == ([0], [0])
+    result = engine._unfinished(measured(time=100, bytes=1e6), Snapshot({"time": 2.5}), 300)
+    assert (result.step.tolist(), result.aggregation.tolist()) == ([0, 0], [2.5, 300])
+    result = engine._unfinished(simulated_costs(), Snapshot({"time": 2.5}), 300)
+    assert (result.step.tolist(), result.aggregation.tolist()) == ([0], [0])
 
 
 def test_record_names_nodes_left_out() -> None:
     ours = make()
     ours.receive(report(ours.start(), 1.0, 1.0), costs([1], [1]))
-    found = engine._completed(
+    result = engine._completed(
         ours, CollectedRound([], (5, 3), missed=(7,), enough=True), broadcast()
     )
-    assert (found.left_out, found.missed) == ((3, 5), (7,))
+    assert (result.left_out, result.missed) == ((3, 5), (7,))
 
 
 # Whole runs.

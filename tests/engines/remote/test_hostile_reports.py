@@ -41,9 +41,9 @@ def with_any_number(answer: Answer, data: st.DataObject) -> Answer:
     """The answer with at most one field of the report and one cost replaced."""
     report, readings = answer.report, dict(answer.costs.readings)
     present = [each for each in (*NUMBERS, *VECTORS) if getattr(report, each) is not None]
-    field, lie = data.draw(st.sampled_from(present)), data.draw(ARBITRARY)
+    field, value = data.draw(st.sampled_from(present)), data.draw(ARBITRARY)
     with np.errstate(over="ignore"):
-        report = replace(report, **{field: np.full_like(getattr(report, field), lie)})
+        report = replace(report, **{field: np.full_like(getattr(report, field), value)})
     name = data.draw(st.sampled_from([*readings, "nothing"]))
     if name != "nothing":
         readings[name] = Reading(data.draw(ARBITRARY), data.draw(ARBITRARY))

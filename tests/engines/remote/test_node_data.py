@@ -34,15 +34,15 @@ def task(node_data: list[NodeData], model: str = "softmax", parameters: int = 12
 def test_samples_description() -> None:
     part = Part(np.zeros((6, 4), np.uint8), np.zeros(6, np.int64))
     data = Dataset("d", part, classes=("x",), scale=0.5, parity=True, shape=(2, 2))
-    found = NodeData(data, [np.arange(2), np.arange(2, 6)]).samples()
-    assert (found.sizes, found.shape, found.stored, found.scale) == (
+    result = NodeData(data, [np.arange(2), np.arange(2, 6)]).samples()
+    assert (result.sizes, result.shape, result.stored, result.scale) == (
         (2, 4),
         (2, 2),
         "uint8",
         0.5,
     )
-    assert (found.classes, found.values, found.parity) == (("x",), False, True)
-    assert (found.features, found.target) == (None, None)
+    assert (result.classes, result.values, result.parity) == (("x",), False, True)
+    assert (result.features, result.target) == (None, None)
 
 
 def test_class_numbers_are_shared() -> None:
@@ -86,11 +86,11 @@ def test_standardisation_uses_all_nodes() -> None:
 
 def test_moments_use_only_held_rows() -> None:
     rows = [np.arange(5), np.arange(10, 20)]
-    found = NodeData(Dataset("d", Part(X)), rows, standardise=True).samples()
+    result = NodeData(Dataset("d", Part(X)), rows, standardise=True).samples()
     held = X[[*range(5), *range(10, 20)]]
-    assert found.features is not None
-    np.testing.assert_allclose(found.features.mean, held.mean(axis=0))
-    np.testing.assert_allclose(found.features.deviation, held.std(axis=0))
+    assert result.features is not None
+    np.testing.assert_allclose(result.features.mean, held.mean(axis=0))
+    np.testing.assert_allclose(result.features.deviation, held.std(axis=0))
 
 
 def test_moments_need_ten_samples() -> None:

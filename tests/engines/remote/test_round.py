@@ -105,9 +105,9 @@ def test_outliers_are_left_out_and_named() -> None:
     for name, samples in zip(NAMES, (20, 30, 2**39), strict=True):
         ours.receive(name, replace(answer(name), tallies=(Tally(samples, 0.5),)))
     fleet["b"].oversized = True
-    found = ours.close(fleet, {})
-    assert [len(each.tallies) for each in found.answers] == [1, 1, 0]
-    assert found.outliers == {"b": ("samples",), "c": ("test samples",)}
+    result = ours.close(fleet, {})
+    assert [len(each.tallies) for each in result.answers] == [1, 1, 0]
+    assert result.outliers == {"b": ("samples",), "c": ("test samples",)}
 
 
 def test_unexpected_reports_are_not_counted() -> None:
@@ -228,7 +228,7 @@ class TestSummedReports:
     @pytest.mark.parametrize("broken", ["", "b", "abc"])
     def test_sums_keep_same_bits(self, broken: str) -> None:
         """With none, some, or all reports not finite."""
-        found = []
+        result = []
         for needs_reports in (True, False):
             fleet, ours = members(), pending()
             ours.needs_reports = needs_reports
@@ -250,10 +250,10 @@ class TestSummedReports:
                 assert isinstance(report, SummedReports)
             aggregator.state = updated(aggregator.state, round=5)
             after = aggregator.receive(report, ONE)
-            found.append(
+            result.append(
                 bits([after, aggregator.last, collected.not_finite, collected.missed])
             )
-        assert found[0] == found[1]
+        assert result[0] == result[1]
 
 
 ACTIONS = st.tuples(

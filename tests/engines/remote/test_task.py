@@ -54,17 +54,17 @@ def test_constant_columns_are_not_scaled() -> None:
 
 
 def test_standardisation_covers_all_rows() -> None:
-    found = agree(
+    result = agree(
         [
             standardised(np.array([[0.0], [2.0]])),
             standardised(np.array([[4.0], [6.0], [8.0], [10.0]])),
         ]
     )
-    assert found.features is not None
-    np.testing.assert_allclose(found.features.mean, [5.0])  # (0 + 2 + 4 + 6 + 8 + 10) / 6
+    assert result.features is not None
+    np.testing.assert_allclose(result.features.mean, [5.0])  # (0 + 2 + 4 + 6 + 8 + 10) / 6
     # The mean of 25, 9, 1, 1, 9, 25 is 35/3.
-    np.testing.assert_allclose(found.features.deviation, [np.sqrt(35 / 3)])
-    assert found.sizes == ()
+    np.testing.assert_allclose(result.features.deviation, [np.sqrt(35 / 3)])
+    assert result.sizes == ()
 
 
 def test_target_is_standardised_too() -> None:
@@ -203,14 +203,14 @@ def changed_table(**other: Any) -> SamplesDescription:
 
 
 def test_tables_share_one_layout() -> None:
-    found = agree([NORTH, table_samples({"sex": ["f", "x"], "age": [60.0, 80.0]})])
-    assert found.layout is not None
-    assert found.layout.feature_names == ("age", "sex=f", "sex=m", "sex=x")
-    assert (found.shape, found.table) == ((4,), None)
-    assert found.features is not None
-    np.testing.assert_allclose(found.features.mean, [50, 0.5, 0.25, 0.25])
-    assert found.empty().layout == found.layout
-    assert found.empty().features == 4
+    result = agree([NORTH, table_samples({"sex": ["f", "x"], "age": [60.0, 80.0]})])
+    assert result.layout is not None
+    assert result.layout.feature_names == ("age", "sex=f", "sex=m", "sex=x")
+    assert (result.shape, result.table) == ((4,), None)
+    assert result.features is not None
+    np.testing.assert_allclose(result.features.mean, [50, 0.5, 0.25, 0.25])
+    assert result.empty().layout == result.layout
+    assert result.empty().features == 4
 
 
 def test_errors_name_the_nodes() -> None:

@@ -53,12 +53,12 @@ def broadcasts(method: str = "frugal", rounds: int = 6) -> list[Broadcast]:
     """The broadcasts of a run with this node alone."""
     ours, fleet = aggregator(method), node_data(0).fleet(task(method, batch=5), [0])
     broadcast: Broadcast | Outcome = ours.start()
-    found = []
+    result = []
     for _ in range(rounds):
         assert isinstance(broadcast, Broadcast)
-        found.append(broadcast)
+        result.append(broadcast)
         broadcast = ours.receive(fleet.answer(broadcast), CHEAP)
-    return found
+    return result
 
 
 def answers(work: Worker, broadcast: list[Broadcast]) -> list[Report]:
@@ -224,16 +224,20 @@ def test_failing_counter_is_not_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "read"),
+    ("requested", "read"),
     [
         ((), ["time"]),
         (("cpu", "time"), ["time", "cpu"]),
         (("bytes", "money", "cpu", "unknown"), ["time", "cpu"]),
     ],
 )
-def test_only_requested_counters_are_read(asked: tuple[str, ...], read: list[str]) -> None:
+def test_only_requested_counters_are_read(
+    requested: tuple[str, ...], read: list[str]
+) -> None:
     """Resources without a counter are skipped."""
-    costs = started_worker(readings=asked).answer(RoundRequest(broadcasts()[0], 0)).costs
+    costs = (
+        started_worker(readings=requested).answer(RoundRequest(broadcasts()[0], 0)).costs
+    )
     assert list(costs.readings) == read
 
 
