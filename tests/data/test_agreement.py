@@ -75,19 +75,21 @@ def test_moments_match_pooled_rows(
     )
 
 
-def test_median_is_weighted_by_size() -> None:
-    parts = [[1.0, 1.0, 2.0], [10.0], [20.0, 30.0, 40.0, 50.0, 60.0]]
-    layout, _ = agreed([table({"n": part}) for part in parts], "median")
-    assert layout.columns[0].fill == 40  # medians 1, 10 and 40, of 3, 1 and 5 rows
-    assert agreed([table({"n": [1.0, 5.0, None, 9.0]})], "median")[0].columns[0].fill == 5
-
-
-def test_most_frequent_sums_counts() -> None:
-    parts = [[7.0, 7.0, 1.0, 2.0, 3.0, 4.0], [8.0, 8.0, 8.0], [7.0, 7.0]]
-    assert (
-        agreed([table({"n": part}) for part in parts], "most-frequent")[0].columns[0].fill
-        == 7
-    )
+@pytest.mark.parametrize(
+    ("impute", "parts", "fill"),
+    [
+        # medians 1, 10 and 40 of 3, 1 and 5 rows
+        ("median", [[1, 1, 2], [10], [20, 30, 40, 50, 60]], 40),
+        ("median", [[1, 5, None, 9]], 5),
+        # 7 four times, 8 three times
+        ("most-frequent", [[7, 7, 1, 2, 3, 4], [8, 8, 8], [7, 7]], 7),
+    ],
+)
+def test_fill_is_weighted_by_rows(
+    impute: Impute, parts: list[list[Any]], fill: int
+) -> None:
+    layout, _ = agreed([table({"n": part}) for part in parts], impute)
+    assert layout.columns[0].fill == fill
 
 
 def test_categories_are_sorted() -> None:
@@ -105,10 +107,8 @@ def test_empty_column_uses_other_tables() -> None:
         table({"n": [1.0, 3.0], "w": ["a", "b"]}, categorical=("w",)),
     ]
     layout, moments = agreed(tables, "mean")
-    assert layout.columns == (
-        LayoutColumn("n", fill=2.0),
-        LayoutColumn("w", ("a", "b"), "a"),
-    )
+    expected = (LayoutColumn("n", fill=2.0), LayoutColumn("w", ("a", "b"), "a"))
+    assert layout.columns == expected
     assert moments.mean.tolist() == [2.0, 0.75, 0.25]
 
 

@@ -64,6 +64,12 @@ def counts(part: Part | None) -> list[int]:
     return [int(count) for count in np.bincount(labels_of(part))]
 
 
+def load_mnist(folder: Path, changes: Mapping[str, bytes | None] | None = None) -> Dataset:
+    """Load a small MNIST with other contents of some files; None removes a file."""
+    files = {name: each for name, each in {**SMALL, **(changes or {})}.items() if each}
+    return data.load("mnist", data_dir=put(folder / "mnist", files))
+
+
 class TestMnist:
     @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
     def test_images_and_labels(self, tmp_path: Path, name: str) -> None:
@@ -76,16 +82,17 @@ class TestMnist:
         assert labels_of(result.test).tolist() == [1, 8]
         assert result.shape == (1, 28, 28)
         assert len(result.classes) == 10
+        assert result.note == "3 of 60,000 training samples, 2 of 10,000 test samples"
 
     def test_pixels_are_scaled(self, tmp_path: Path) -> None:
-        result = data.load("mnist", data_dir=put(tmp_path / "mnist", SMALL))
+        result = load_mnist(tmp_path)
         assert result.test is not None
         pixels = result.table(result.test, "classes").scaled(np.arange(2))
         assert pixels[1].tolist() == [1.0] * 784
         assert pixels[0, 0] == pytest.approx(254 / 255)
 
     def test_parity_of_digits_only(self, tmp_path: Path) -> None:
-        digits = data.load("mnist", data_dir=put(tmp_path / "mnist", SMALL))
+        digits = load_mnist(tmp_path)
         assert digits.table(digits.train, "binary").y.tolist() == [1, 1, -1]
         clothes = data.load(
             "fashion-mnist", data_dir=put(tmp_path / "fashion-mnist", SMALL)
@@ -100,17 +107,9 @@ class TestMnist:
         put(tmp_path / "MNIST/raw", zipped)
         assert labels_of(data.load("mnist", data_dir=tmp_path).train).tolist() == [4, 0, 9]
 
-    def test_note_counts_samples(self, tmp_path: Path) -> None:
-        result = data.load("mnist", data_dir=put(tmp_path / "mnist", SMALL))
-        assert result.note == "3 of 60,000 training samples, 2 of 10,000 test samples"
-
     @pytest.mark.parametrize("missing", [TEST_IMAGES, TEST_LABELS])
     def test_missing_test_file_is_noted(self, tmp_path: Path, missing: str) -> None:
-        put(
-            tmp_path / "mnist",
-            {name: contents for name, contents in SMALL.items() if name != missing},
-        )
-        result = data.load("mnist", data_dir=tmp_path)
+        result = load_mnist(tmp_path, {missing: None})
         assert result.test is None
         assert result.note == "3 of 60,000 training samples, no test samples"
 
@@ -118,12 +117,8 @@ class TestMnist:
     def test_missing_training_file_names_command(
         self, tmp_path: Path, missing: str
     ) -> None:
-        put(
-            tmp_path / "mnist",
-            {name: contents for name, contents in SMALL.items() if name != missing},
-        )
         with pytest.raises(UserError) as error:
-            data.load("mnist", data_dir=tmp_path)
+            load_mnist(tmp_path, {missing: None})
         text = str(error.value)
         assert text.startswith(
             f"mnist: {TRAIN_IMAGES} or {TRAIN_LABELS} is missing in {tmp_path / 'mnist'}"
@@ -132,19 +127,17 @@ class TestMnist:
         assert "\n" not in text
 
     def test_image_and_label_counts_differ(self, tmp_path: Path) -> None:
-        put(tmp_path / "mnist", {**SMALL, TRAIN_LABELS: labels(4, 0)})
         with pytest.raises(
             UserError, match=rf"{TRAIN_IMAGES} has 3 images, but .*{TRAIN_LABELS} 2 labels"
         ):
-            data.load("mnist", data_dir=tmp_path)
+            load_mnist(tmp_path, {TRAIN_LABELS: labels(4, 0)})
 
     @pytest.mark.parametrize("label", [10, 255])
     def test_invalid_label_is_rejected(self, tmp_path: Path, label: int) -> None:
-        put(tmp_path / "mnist", {**SMALL, TEST_LABELS: labels(0, label)})
         with pytest.raises(
             UserError, match=rf"{TEST_LABELS} has label {label}, but classes go from 0 to 9"
         ):
-            data.load("mnist", data_dir=tmp_path)
+            load_mnist(tmp_path, {TEST_LABELS: labels(0, label)})
 
     @pytest.mark.parametrize(
         ("name", "most"),
@@ -160,11 +153,10 @@ class TestMnist:
     ) -> None:
         contents = bytearray(SMALL[name])
         contents[4:8] = struct.pack(">I", most + 1)
-        put(tmp_path / "mnist", {**SMALL, name: bytes(contents)})
         with pytest.raises(
             UserError, match=rf"claims to hold {most + 1}.* expected at most {most}"
         ):
-            data.load("mnist", data_dir=tmp_path)
+            load_mnist(tmp_path, {name: bytes(contents)})
 
 
 class TestCifar:
@@ -179,11 +171,8 @@ class TestCifar:
         )
         result = data.load("cifar-10", data_dir=tmp_path)
         assert labels_of(result.train).tolist() == [0, 9, 5]
-        assert result.train.x.reshape(3, *result.shape)[:, :, 31, 0].tolist() == [
-            [1, 2, 3],
-            [4, 5, 6],
-            [7, 8, 9],
-        ]
+        expected = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+        assert result.train.x.reshape(3, *result.shape)[:, :, 31, 0].tolist() == expected
         assert result.test is None
         assert result.note == "3 of 50,000 training samples, no test samples"
 
@@ -237,18 +226,8 @@ def test_missing_dataset_lists_searched_folders(
 class TestPublishedCounts:
     def test_mnist(self) -> None:
         result = data.load("mnist", data_dir=folder_with("mnist"))
-        assert counts(result.train) == [
-            5923,
-            6742,
-            5958,
-            6131,
-            5842,
-            5421,
-            5918,
-            6265,
-            5851,
-            5949,
-        ]
+        expected = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+        assert counts(result.train) == expected
         assert counts(result.test) == [
             980,
             1135,
@@ -346,16 +325,13 @@ class TestEnergy:
         result = energy(tmp_path)
         assert result.train.values is not None
         assert result.train.values.tolist() == [60, 40, 140]
+        assert (result.classes, result.test, result.train.labels) == ((), None, None)
         deviation = ((20**2 + 40**2 + 60**2) / 3) ** 0.5  # about the mean, 80
         expected = np.array([-20, -40, 60]) / deviation
         assert result.table(result.train, "real").y == pytest.approx(expected, rel=1e-6)
         assert result.standardization is not None
         assert result.standardization.target_mean == 80
         assert result.standardization.target_deviation == pytest.approx(deviation)
-
-    def test_energy_has_no_classes(self, tmp_path: Path) -> None:
-        result = energy(tmp_path)
-        assert (result.classes, result.test, result.train.labels) == ((), None, None)
 
     def test_quotes_are_optional(self, tmp_path: Path) -> None:
         (tmp_path / "quoted").mkdir()
@@ -413,10 +389,11 @@ class TestEnergy:
         assert x.std(axis=0) == pytest.approx(1, abs=1e-5)
         scaling = result.standardization
         assert scaling is not None
-        assert (round(scaling.target_mean, 2), round(scaling.target_deviation, 2)) == (
-            97.69,
-            102.52,
-        )
+        expected = (97.69, 102.52)
+        assert (
+            round(scaling.target_mean, 2),
+            round(scaling.target_deviation, 2),
+        ) == expected
         y = result.table(result.train, "real").y.astype(np.float64)
         assert (y.mean(), y.std()) == pytest.approx((0, 1), abs=1e-5)
         values = result.train.values
@@ -523,11 +500,8 @@ def test_small_images_average_four_pixels(tmp_path: Path) -> None:
     write_tiled_images(tmp_path / "mnist", "train", 7000)
     write_tiled_images(tmp_path / "mnist", "t10k", 100)
     result = data.load("mnist-small", data_dir=tmp_path)
-    assert (result.name, result.shape, len(result.train)) == (
-        "mnist-small",
-        (1, 14, 14),
-        5000,
-    )
+    expected = ("mnist-small", (1, 14, 14), 5000)
+    assert (result.name, result.shape, len(result.train)) == expected
     assert result.test is not None
     assert len(result.test) == 100  # all of them
     assert (result.test.x[:, 1:] == 15).all()

@@ -24,63 +24,37 @@ MANY = Dataset("many", FIVE, classes=("0", "10", "20", "30"))
 TWO = Dataset("two", replace(FIVE, labels=np.array([0, 1, 1, 0, 1])), classes=("no", "yes"))
 
 
-class TestTargets:
-    def test_second_class_is_plus_one(self) -> None:
-        assert TWO.table(TWO.train, "binary").y.tolist() == [-1, 1, 1, -1, 1]
+STANDARDISED = replace(
+    MANY,
+    standardization=Standardization(
+        np.zeros(2), np.ones(2), target_mean=10.0, target_deviation=5.0
+    ),
+)
+TEXT = replace(TWO, train=replace(TWO.train, values=None))
 
-    def test_parity_maps_even_to_one(self) -> None:
-        assert replace(MANY, parity=True).table(MANY.train, "binary").y.tolist() == [
-            1,
-            -1,
-            1,
-            -1,
-            -1,
-        ]
+
+class TestTargets:
+    @pytest.mark.parametrize(
+        ("dataset", "target", "expected"),
+        [
+            (TWO, "binary", [-1, 1, 1, -1, 1]),  # the second class is +1
+            (replace(MANY, parity=True), "binary", [1, -1, 1, -1, -1]),  # even is +1
+            (MANY, "classes", [0, 1, 2, 3, 1]),
+            (MANY, "real", [0, 10, 20, 30, 10]),
+            (STANDARDISED, "real", [-2, 0, 2, 4, 0]),
+            (STANDARDISED, "raw", [0, 10, 20, 30, 10]),
+            (TEXT, "raw", [0, 1, 1, 0, 1]),  # class numbers
+            (MANY, "none", [0, 0, 0, 0, 0]),
+        ],
+    )
+    def test_targets(self, dataset: Dataset, target: str, expected: list[float]) -> None:
+        assert dataset.table(dataset.train, target).y.tolist() == expected
 
     def test_binary_target_needs_two_classes(self) -> None:
         with pytest.raises(
             UserError, match="many has 4 classes; model svm needs two, softmax takes any"
         ):
             MANY.table(MANY.train, "binary")
-
-    def test_class_numbers(self) -> None:
-        assert MANY.table(MANY.train, "classes").y.tolist() == [0, 1, 2, 3, 1]
-
-    def test_real_targets_follow_feature_standardization(self) -> None:
-        assert MANY.table(MANY.train, "real").y.tolist() == [0, 10, 20, 30, 10]
-        scaling = Standardization(
-            np.zeros(2), np.ones(2), target_mean=10.0, target_deviation=5.0
-        )
-        assert replace(MANY, standardization=scaling).table(
-            MANY.train, "real"
-        ).y.tolist() == [
-            -2,
-            0,
-            2,
-            4,
-            0,
-        ]
-
-    def test_raw_targets_are_never_standardised(self) -> None:
-        scaling = Standardization(
-            np.zeros(2), np.ones(2), target_mean=10.0, target_deviation=5.0
-        )
-        assert replace(MANY, standardization=scaling).table(
-            MANY.train, "raw"
-        ).y.tolist() == [
-            0,
-            10,
-            20,
-            30,
-            10,
-        ]
-
-    def test_raw_targets_of_text_classes(self) -> None:
-        text_classes = replace(TWO, train=replace(TWO.train, values=None))
-        assert text_classes.table(text_classes.train, "raw").y.tolist() == [0, 1, 1, 0, 1]
-
-    def test_target_none_is_zeros(self) -> None:
-        assert MANY.table(MANY.train, "none").y.tolist() == [0, 0, 0, 0, 0]
 
     @pytest.mark.parametrize(
         ("target", "message"),

@@ -54,18 +54,15 @@ class TestCsvDataset:
         assert len(dataset.classes) == classes
         assert (dataset.train.labels is None) == (classes == 0)
 
-    def test_features_are_standardised(self, tmp_path: Path) -> None:
+    def test_training_rows_are_standardised(self, tmp_path: Path) -> None:
+        """Features and a real target. A constant feature becomes zero."""
         rows = np.random.default_rng(0).normal(30, 9, (100, 4))
-        rows[:, 1] = 0.1  # never changes
+        rows[:, 1] = 0.1
         dataset = load(csv_of(tmp_path / "a.csv", rows))
         x = dataset.train.x.astype(np.float64)
         assert len(x) == 80
         assert x.mean(axis=0) == pytest.approx(0, abs=1e-6)
         assert x.std(axis=0) == pytest.approx([1, 0, 1], abs=1e-6)
-
-    def test_real_target_is_standardised(self, tmp_path: Path) -> None:
-        rows = np.random.default_rng(0).normal(30, 9, (100, 3))
-        dataset = load(csv_of(tmp_path / "a.csv", rows))
         y = dataset.table(dataset.train, "real").y.astype(np.float64)
         assert (y.mean(), y.std()) == pytest.approx((0, 1), abs=1e-6)
 
@@ -123,10 +120,8 @@ class TestNpz:
 
     def test_images_are_flattened(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.arange(12, dtype=np.float32).reshape(2, 2, 3))
-        assert load(tmp_path / "a.npz").train.x.tolist() == [
-            [0, 1, 2, 3, 4, 5],
-            [6, 7, 8, 9, 10, 11],
-        ]
+        expected = [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+        assert load(tmp_path / "a.npz").train.x.tolist() == expected
 
     def test_npz_with_test_samples(self, tmp_path: Path) -> None:
         np.savez(
@@ -269,9 +264,6 @@ class TestArrays:
         assert dataset.test is not None
         assert dataset.test.x.tolist() == [[9.0]]
 
-    def test_no_test_samples(self) -> None:
-        assert from_arrays([([[1.0], [2.0]], None)], test=None).test is None
-
     def test_errors_name_the_shard(self) -> None:
         with pytest.raises(UserError, match="shard 1: sample 0 is not finite"):
             from_arrays([([[1.0]], [0]), ([[np.nan]], [1])], test=None)
@@ -289,22 +281,21 @@ def test_new_samples_use_training_classes(tmp_path: Path) -> None:
         load_all(path, classes=("bird", "cat"))
 
 
-@pytest.mark.parametrize("name", ["imagenet", "no/such/folder"])
-def test_unknown_dataset_lists_known_ones(name: str) -> None:
-    with pytest.raises(
-        UserError,
-        match=f"unknown dataset '{name}'; use digits, mnist, .* or a path to a .csv, a "
-        f".npz",
-    ):
-        data.load(name)
-
-
-def test_similar_dataset_name_is_suggested() -> None:
-    with pytest.raises(UserError, match=r"unknown dataset 'digitz'; did you mean digits\?"):
-        data.load("digitz")
-
-
-@pytest.mark.parametrize("name", ["missing.csv", "missing.npz"])
-def test_missing_file(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name} does not exist"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digitz", r"unknown dataset 'digitz'; did you mean digits\?"),
+        ("missing.csv", "missing.csv does not exist"),
+        ("missing.npz", "missing.npz does not exist"),
+        *(
+            (
+                name,
+                f"unknown dataset '{name}'; use digits, mnist, .* or a path to a .csv, a",
+            )
+            for name in ("imagenet", "no/such/folder")
+        ),
+    ],
+)
+def test_unknown_datasets_and_files(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         data.load(name)

@@ -2,6 +2,8 @@
 labels per node.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -59,24 +61,19 @@ class TestCases:
         once, again = (case(number, labels, nodes, seed=5) for _ in range(2))
         assert [part.tolist() for part in once] == [part.tolist() for part in again]
 
-    def test_case_1_is_even(self, nodes: int, kinds: int) -> None:
-        parts = sizes(case(1, some_labels(307, kinds), nodes))
-        assert max(parts) - min(parts) <= 1
+    def test_case_1_is_uniform(self, nodes: int, kinds: int) -> None:
+        """Shards have equal sizes, and every node has every label."""
+        labels = some_labels(3001, kinds)
+        rows = case(1, labels, nodes)
+        assert max(sizes(rows)) - min(sizes(rows)) <= 1
+        assert all(labels_at(labels, part) == set(labels.tolist()) for part in rows)
 
-    def test_case_1_has_all_labels(self, nodes: int, kinds: int) -> None:
-        labels = some_labels(3000, kinds)
-        for part in case(1, labels, nodes):
-            assert labels_at(labels, part) == set(labels.tolist())
-
-    def test_case_2_limits_labels_per_node(self, nodes: int, kinds: int) -> None:
-        labels = some_labels(307, kinds)
-        most = -(-kinds // nodes)
-        for part in case(2, labels, nodes):
-            assert 1 <= len(labels_at(labels, part)) <= most
-
-    def test_case_2_splits_labels_evenly(self, nodes: int, kinds: int) -> None:
+    def test_case_2_separates_labels(self, nodes: int, kinds: int) -> None:
+        """A node has at most its share of the labels. A label is split evenly."""
         labels = some_labels(307, kinds)
         rows = case(2, labels, nodes)
+        most = -(-kinds // nodes)
+        assert all(1 <= len(labels_at(labels, part)) <= most for part in rows)
         for label in np.unique(labels):
             shares = [own for part in rows if (own := int((labels[part] == label).sum()))]
             assert max(shares) - min(shares) <= 1
@@ -163,60 +160,57 @@ class TestLabelsPerNode:
             part.tolist() for part in case(2, labels, 5)
         ]
 
-    def test_too_many_labels(self) -> None:
-        with pytest.raises(UserError, match="labels:4: there are 3 labels in all"):
-            split(Partition(labels=4), some_labels(100, 3), 5, np.random.default_rng(0))
-
-    def test_too_few_nodes(self) -> None:
-        with pytest.raises(UserError, match="needs at least 3 nodes, one per label, not 2"):
-            split(Partition(labels=1), some_labels(100, 3), 2, np.random.default_rng(0))
-
 
 class TestRejected:
-    def test_unknown_case(self) -> None:
-        with pytest.raises(
-            UserError, match="case 5 does not exist; the paper has cases 1, 2, 3 and 4"
-        ):
-            Partition.parse("case:5")
+    @pytest.mark.parametrize(
+        ("texts", "message"),
+        [
+            (["case:5"], "case 5 does not exist; the paper has cases 1, 2, 3 and 4"),
+            (
+                ["dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf"],
+                "{}: alpha must be a positive number",
+            ),
+            (
+                ["case", "case:two", "dirichlet", "dirichlet:", "files:3", "iid", ""],
+                "partition '{}' is not understood; use case:1 to case:4, dirichlet",
+            ),
+        ],
+    )
+    def test_invalid_text(self, texts: list[str], message: str) -> None:
+        for text in texts:
+            with pytest.raises(UserError, match=message.format(text)):
+                Partition.parse(text)
 
     @pytest.mark.parametrize(
-        "text", ["dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf"]
+        ("partition", "labels", "nodes", "message"),
+        [
+            *(
+                (f"case:{n}", [0, 1] * 2, 5, "5 nodes are more than the 4 samples")
+                for n in (1, 2, 3, 4)
+            ),
+            ("case:1", [0, 1], 0, "nodes must be at least 1, not 0"),
+            (
+                "case:2",
+                [0] * 5 + [1],
+                4,
+                "case:2 leaves node 3 of 4 without samples; use few",
+            ),
+            ("case:4", range(4), 1, "at least 2 nodes and 2 labels, not 1 and 4"),
+            ("case:4", [0] * 9, 4, "at least 2 nodes and 2 labels, not 4 and 1"),
+            ("labels:4", range(3), 3, "labels:4: there are 3 labels in all"),
+            ("labels:1", range(3), 2, "needs at least 3 nodes, one per label, not 2"),
+        ],
     )
-    def test_alpha_must_be_positive(self, text: str) -> None:
-        with pytest.raises(UserError, match=f"{text}: alpha must be a positive number"):
-            Partition.parse(text)
-
-    @pytest.mark.parametrize(
-        "text", ["case", "case:two", "dirichlet", "dirichlet:", "files:3", "iid", ""]
-    )
-    def test_unknown_partition_lists_valid_ones(self, text: str) -> None:
-        with pytest.raises(
-            UserError,
-            match=f"partition '{text}' is not understood; use case:1 to case:4, dirichlet",
-        ):
-            Partition.parse(text)
-
-    @pytest.mark.parametrize("number", [1, 2, 3, 4])
-    def test_more_nodes_than_samples(self, number: int) -> None:
-        with pytest.raises(UserError, match="5 nodes are more than the 4 samples"):
-            case(number, np.array([0, 1, 0, 1]), 5)
-
-    def test_no_nodes(self) -> None:
-        with pytest.raises(UserError, match="nodes must be at least 1, not 0"):
-            case(1, np.array([0, 1]), 0)
-
-    def test_empty_node_is_named(self) -> None:
-        with pytest.raises(
-            UserError, match="case:2 leaves node 3 of 4 without samples; use fewer nodes"
-        ):
-            case(2, np.array([0, 0, 0, 0, 0, 1]), 4)
-
-    @pytest.mark.parametrize(("nodes", "kinds"), [(1, 4), (4, 1)])
-    def test_case_4_needs_two_halves(self, nodes: int, kinds: int) -> None:
-        with pytest.raises(
-            UserError, match=f"at least 2 nodes and 2 labels, not {nodes} and {kinds}"
-        ):
-            case(4, some_labels(90, kinds), nodes)
+    def test_impossible_split(
+        self, partition: str, labels: Sequence[int], nodes: int, message: str
+    ) -> None:
+        with pytest.raises(UserError, match=message):
+            split(
+                Partition.parse(partition),
+                np.array(labels),
+                nodes,
+                np.random.default_rng(0),
+            )
 
 
 @pytest.mark.parametrize(

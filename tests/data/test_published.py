@@ -51,11 +51,8 @@ class TestFolders:
             ("--data-dir", tmp_path / "option"),
             ("FEDBUDGET_DATA", tmp_path / "variable"),
         )
-        assert data_folders(tmp_path / "option") == [
-            option,
-            variable,
-            ("the cache folder", cache),
-        ]
+        expected = [option, variable, ("the cache folder", cache)]
+        assert data_folders(tmp_path / "option") == expected
 
     def test_empty_variable_is_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FEDBUDGET_DATA", "")
@@ -65,10 +62,8 @@ class TestFolders:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("FEDBUDGET_DATA", "~/data")
-        assert [path for _, path in data_folders(Path("~/mine"))][:2] == [
-            tmp_path / "home/mine",
-            tmp_path / "home/data",
-        ]
+        expected = [tmp_path / "home/mine", tmp_path / "home/data"]
+        assert [path for _, path in data_folders(Path("~/mine"))][:2] == expected
 
 
 @pytest.mark.usefixtures("small_dataset")

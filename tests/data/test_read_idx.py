@@ -42,10 +42,8 @@ def header(magic: int, *sizes: int) -> bytes:
 
 class TestValid:
     def test_images_row_by_row(self) -> None:
-        assert images(IMAGES) == [
-            [[0, 1, 2], [3, 4, 5]],
-            [[250, 251, 252], [253, 254, 255]],
-        ]
+        expected = [[[0, 1, 2], [3, 4, 5]], [[250, 251, 252], [253, 254, 255]]]
+        assert images(IMAGES) == expected
 
     def test_sizes_are_big_endian(self) -> None:
         contents = header(2049, 258) + bytes(258)  # 258 is 1, 2 in its last bytes

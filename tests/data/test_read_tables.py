@@ -52,11 +52,12 @@ class TestNumbers:
     def test_target_column(self) -> None:
         text = "a,b,c\n1,2,3\n4,5,6\n"
         last, named = table(text), table(text, target="b")
-        assert (list(last.columns), last.target, np.asarray(last.targets).tolist()) == (
-            ["a", "b"],
-            "c",
-            [3, 6],
-        )
+        expected = (["a", "b"], "c", [3, 6])
+        assert (
+            list(last.columns),
+            last.target,
+            np.asarray(last.targets).tolist(),
+        ) == expected
         assert (list(named.columns), named.target, np.asarray(named.targets).tolist()) == (
             ["a", "c"],
             "b",
@@ -91,11 +92,8 @@ class TestText:
     def test_quoted_text_classes(self) -> None:
         result = table('a,y\n1,"big, red"\n2,"the ""one"""\n3,café\n')
         assert isinstance(result.targets, TextColumn)
-        assert [result.targets.names[code] for code in result.targets.codes] == [
-            "big, red",
-            'the "one"',
-            "café",
-        ]
+        expected = ["big, red", 'the "one"', "café"]
+        assert [result.targets.names[code] for code in result.targets.codes] == expected
 
     def test_category_is_detected_and_reported(self) -> None:
         result = table("sex,y\n" + "m,1\nf,2\n" * 3)

@@ -1,5 +1,7 @@
 """Tables and shards: rows are indexed, not copied, and equal shards are stored once."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -25,28 +27,26 @@ class TestTable:
         x = np.ones((3, 2), np.uint8)
         assert Table(x, np.zeros(3, np.float32), 1 / 255).x is x
 
-    def test_lengths_must_match(self) -> None:
-        with pytest.raises(UserError, match=r"not \(3, 2\) and \(4,\)"):
-            Table(np.ones((3, 2), np.float32), np.zeros(4, np.float32))
-
-    def test_features_must_be_rows(self) -> None:
-        with pytest.raises(UserError, match=r"must be \[samples, features\]"):
-            Table(np.ones(3, np.float32), np.zeros(3, np.float32))
-
-    @pytest.mark.parametrize("dtype", [np.int64, np.float16, np.complex64])
-    def test_other_dtypes_are_rejected(self, dtype: type[np.generic]) -> None:
-        with pytest.raises(UserError, match="must be uint8, float32 or float64, not"):
-            Table(np.ones((3, 2), dtype), np.zeros(3, np.float32))
+    @pytest.mark.parametrize(
+        ("x", "samples", "message"),
+        [
+            (np.ones((3, 2), np.float32), 4, r"not \(3, 2\) and \(4,\)"),
+            (np.ones(3, np.float32), 3, r"must be \[samples, features\]"),
+            (np.ones((3, 2), np.int64), 3, "must be uint8, float32 or float64, not"),
+            (np.ones((3, 2), np.float16), 3, "must be uint8, float32 or float64, not"),
+            (np.ones((3, 2), np.complex64), 3, "must be uint8, float32 or float64, not"),
+        ],
+    )
+    def test_invalid_arrays_are_rejected(self, x: Any, samples: int, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            Table(x, np.zeros(samples, np.float32))
 
 
 class TestShards:
     def test_rows_of_each_node(self) -> None:
         shards = Shards.of(table(), [np.array([4, 1]), np.array([0]), np.array([5, 2, 3])])
-        assert [shards.rows_of(node).tolist() for node in range(3)] == [
-            [4, 1],
-            [0],
-            [5, 2, 3],
-        ]
+        expected = [[4, 1], [0], [5, 2, 3]]
+        assert [shards.rows_of(node).tolist() for node in range(3)] == expected
         assert shards.size.tolist() == [2, 1, 3]
         assert len(shards) == 3
 

@@ -83,10 +83,10 @@ class TestTables:
         ):
             load(folder, replace(self.OPTIONS, classes=("well", "ill")))
         np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=[0, 1, 2])
-        assert load(tmp_path / "a.npz", TableOptions(classes=("2", "1", "0"))).classes == (
-            "2",
-            "1",
-            "0",
+        expected = ("2", "1", "0")
+        assert (
+            load(tmp_path / "a.npz", TableOptions(classes=("2", "1", "0"))).classes
+            == expected
         )
         with pytest.raises(UserError, match=r"a\.npz: class '2' is not one of 0, 1"):
             load(tmp_path / "a.npz", TableOptions(classes=("0", "1")))
@@ -207,11 +207,8 @@ class TestFrames:
         options = TableOptions("y")
         result = from_shards(halves, None, options)
         read = load(tmp_path / "sites", options, test_share=0.0)
-        assert (result.layout, result.classes, result.files) == (
-            read.layout,
-            read.classes,
-            read.files,
-        )
+        expected = (read.layout, read.classes, read.files)
+        assert (result.layout, result.classes, result.files) == expected
         np.testing.assert_allclose(result.train.x, read.train.x)
 
     def test_test_samples_of_frames(self) -> None:

@@ -230,10 +230,3 @@ def test_loss_follows_from_outputs(name: str) -> None:
         "softmax": np.log(np.exp(outputs).sum(axis=1)) - own,
     }
     assert loss_over(case.model, w, table) == pytest.approx(losses[name].mean(), rel=1e-4)
-    if name in ("svm", "softmax"):
-        right = (
-            (own >= 0) == (table.y > 0)
-            if name == "svm"
-            else outputs.argmax(axis=1) == table.y
-        )
-        assert case.model.accuracy(w, table) == right.mean()

@@ -3,6 +3,7 @@ reported.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,8 @@ def test_tensors_in_parameter_order() -> None:
         ("2.weight", (2, 4)),
         ("2.bias", (2,)),
     ]
-    assert (result.kind, result.loss, result.target, result.frozen) == (
-        "TorchModel",
-        "the usual one",
-        "auto",
-        "",
-    )
+    expected = ("TorchModel", "the usual one", "auto", "")
+    assert (result.kind, result.loss, result.target, result.frozen) == expected
     assert str(result) == "sequential (TorchModel, 26 parameters)"
 
 
@@ -105,35 +102,28 @@ def test_parameter_order_matters() -> None:
     )
 
 
-def test_frozen_values_must_match() -> None:
-    def frozen(value: float) -> TorchModel:
-        module = network()
-        with torch.no_grad():
-            module[0].weight.fill_(value)  # type: ignore[index]
-        module[0].weight.requires_grad_(False)  # type: ignore[index]
-        return TorchModel(module)
-
-    assert difference(frozen(1.0), frozen(1.0)) is None
-    assert str(difference(frozen(1.0), frozen(2.0))).startswith(
-        "the frozen part has other values here than there ("
-    )
+def frozen_weight(value: float) -> TorchModel:
+    layer = nn.Linear(3, 4)
+    nn.init.constant_(layer.weight, value)
+    layer.weight.requires_grad_(False)
+    return TorchModel(nn.Sequential(layer, nn.Linear(4, 2)))
 
 
-def test_frozen_statistics_must_match() -> None:
-    """A normalization layer with frozen parameters keeps its statistics, which are never
-    sent.
+def frozen_statistics(mean: float) -> TorchModel:
+    """A normalization layer with frozen parameters keeps its statistics, which are
+    never sent.
     """
+    layer = nn.BatchNorm1d(4).requires_grad_(False)
+    assert layer.running_mean is not None
+    layer.running_mean.fill_(mean)
+    return TorchModel(nn.Sequential(nn.Linear(3, 4), layer))
 
-    def frozen(mean: float) -> TorchModel:
-        layer = nn.BatchNorm1d(4).requires_grad_(False)
-        assert layer.running_mean is not None
-        layer.running_mean.fill_(mean)
-        return TorchModel(nn.Sequential(nn.Linear(3, 4), layer))
 
+@pytest.mark.parametrize("frozen", [frozen_weight, frozen_statistics])
+def test_frozen_values_must_match(frozen: Callable[[float], TorchModel]) -> None:
     assert difference(frozen(1.0), frozen(1.0)) is None
-    assert str(difference(frozen(1.0), frozen(2.0))).startswith(
-        "the frozen part has other values here than there ("
-    )
+    message = "the frozen part has other values here than there ("
+    assert str(difference(frozen(1.0), frozen(2.0))).startswith(message)
 
 
 def test_loss_compared_by_its_code() -> None:

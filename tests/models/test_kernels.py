@@ -133,20 +133,12 @@ def test_large_shard_keeps_precision() -> None:
     model, w = LinearRegression(2), np.array([1.0, -0.5], np.float32)
     result = model.descend(w[None], Shards.whole(case.table), BatchIndices.whole(1), 0.0)
     exact = w.astype(np.float64)
+    np.testing.assert_array_equal(result.w[0], w)  # η = 0
+    assert result.best_losses is None
     assert result.losses[0] == pytest.approx(case.loss(exact, case.x, case.y), rel=1e-6)
     np.testing.assert_allclose(
         result.gradients[0], case.gradient(exact, case.x, case.y), rtol=1e-5
     )
-
-
-def test_zero_step_keeps_w() -> None:
-    case = problem("svm", seed=0)
-    w = case.start(3)
-    result = case.model.descend(
-        w[None], Shards.whole(case.table), BatchIndices.whole(1), 0.0
-    )
-    np.testing.assert_array_equal(result.w[0], w)
-    assert result.best_losses is None
 
 
 def test_concurrent_imports_of_kernels() -> None:

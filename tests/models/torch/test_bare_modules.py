@@ -91,24 +91,6 @@ class TestTrain:
         assert result.loss < 0.05
         assert result.accuracy is None
 
-    @pytest.mark.parametrize(
-        ("model", "message"),
-        [
-            (3, "model must be a name, a PyTorch module or a model, not a int"),
-            (dict, "model must be a name, a PyTorch module or a model, not a dict"),
-            (
-                nn.Linear(64, 1),
-                r"returns \(\d+, 1\), which are not scores of classes; pass a loss",
-            ),
-            (nn.GRU(64, 10), "returns a tuple; pass a loss that accepts it"),
-        ],
-    )
-    def test_untrainable_models_are_rejected(self, model: Any, message: str) -> None:
-        if not isinstance(model, nn.Sequential) and isinstance(model, nn.Module):
-            model = nn.Sequential(nn.Flatten(), model)
-        with pytest.raises(UserError, match=message):
-            fedbudget.train(model=model, dataset="digits", budget="time=1s")
-
 
 class TestClassWeights:
     def test_samples_are_weighted_by_class(self) -> None:

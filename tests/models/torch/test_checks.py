@@ -102,6 +102,11 @@ MISFITS = [
         ChangedOutput(lambda scores: scores[0]),
         r"the module returns \(10,\), which are not scores of classes; pass a loss",
     ),
+    (
+        flattened(nn.Linear(64, 1)),
+        r"returns \(\d+, 1\), which are not scores of classes; pass a loss",
+    ),
+    (flattened(nn.GRU(64, 10)), "returns a tuple; pass a loss that accepts it"),
 ]
 
 

@@ -307,10 +307,6 @@ class TestRandomLayers:
         assert modes_of(lambda: model.accuracy(w, self.data)) == {False}
         assert modes_of(lambda: model.metrics(0 * w, self.data)) == {False}
 
-    def test_loss_over_uses_evaluation_mode(self) -> None:
-        loss, _ = by_autograd(self.model.trained(self.w[0]), self.data, np.arange(60))
-        assert loss_over(self.model, self.w[0], self.data) == pytest.approx(loss, rel=1e-5)
-
     def test_run_repeats_bit_for_bit(self) -> None:
         """The run leaves the program's random state unchanged, and does not depend on
         earlier use of the model.

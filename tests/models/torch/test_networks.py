@@ -1,5 +1,7 @@
 """The paper's network: layer sizes, a second implementation, and initial weights."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,11 @@ def linear_layers(network: nn.Module) -> list[nn.Linear]:
     return [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
 
 
+def image_dataset(shape: tuple[int, int, int], name: str = "images") -> Dataset:
+    x = np.zeros((10, int(np.prod(shape))), np.uint8)
+    return Dataset(name, Part(x, np.arange(10)), classes=tuple("abcdefghij"), shape=shape)
+
+
 class TestLayers:
     @pytest.mark.parametrize(
         ("shape", "z", "layers"),
@@ -46,14 +53,7 @@ class TestLayers:
     def test_catalogue_model_parameter_count(
         self, shape: tuple[int, int, int], total: int
     ) -> None:
-        x = np.zeros((10, int(np.prod(shape))), np.uint8)
-        dataset = Dataset(
-            "images",
-            Part(x, labels=np.arange(10)),
-            classes=tuple("abcdefghij"),
-            shape=shape,
-        )
-        model = catalogue.build("cnn", dataset)
+        model = catalogue.build("cnn", image_dataset(shape))
         assert (model.parameters, model.name, model.target) == (total, "cnn", "classes")
 
     def test_lenet_sizes_match_benchmark(self) -> None:
@@ -61,17 +61,10 @@ class TestLayers:
         sizes = [parameter.numel() for parameter in lenet(GREY, 10).parameters()]
         assert sizes == [150, 6, 2_400, 16, 30_720, 120, 10_080, 84, 840, 10]
 
-    @pytest.mark.parametrize("shape", [GREY, COLOUR, (1, 16, 16), (2, 17, 19)])
-    def test_lenet_accepts_other_sizes(self, shape: tuple[int, int, int]) -> None:
-        assert lenet(shape, 7)(images(shape)).shape == (2, 7)
-
     def test_lenet_rejects_small_images(self) -> None:
-        part = Part(np.zeros((2, 64), np.uint8), labels=np.arange(2))
-        dataset = Dataset("tiny", part, classes=("a", "b"), shape=(1, 8, 8))
-        with pytest.raises(
-            UserError, match="model lenet needs images of 16 x 16 or more; tiny has 8 x 8"
-        ):
-            catalogue.build("lenet", dataset)
+        message = "model lenet needs images of 16 x 16 or more; tiny has 8 x 8"
+        with pytest.raises(UserError, match=message):
+            catalogue.build("lenet", image_dataset((1, 8, 8), "tiny"))
 
     def test_mlp_regression(self) -> None:
         """3 features by 64 and their biases, 64 by 1 and its bias; squared error as
@@ -103,9 +96,16 @@ class TestLayers:
             catalogue.build("cnn", dataset)
 
     # Halves of odd sides are rounded up.
-    @pytest.mark.parametrize("shape", [GREY, COLOUR, (1, 8, 8), (2, 9, 13)])
-    def test_one_output_per_class(self, shape: tuple[int, int, int]) -> None:
-        assert cnn(shape, 7)(images(shape)).shape == (2, 7)
+    @pytest.mark.parametrize(
+        ("network", "shapes"),
+        [
+            (cnn, [GREY, COLOUR, (1, 8, 8), (2, 9, 13)]),
+            (lenet, [GREY, COLOUR, (1, 16, 16), (2, 17, 19)]),
+        ],
+    )
+    def test_one_output_per_class(self, network: Any, shapes: list[Any]) -> None:
+        for shape in shapes:
+            assert network(shape, 7)(images(shape)).shape == (2, 7)
 
     def test_layer_order_matches_the_paper(self) -> None:
         """Convolution, pool, normalize, convolution, normalize, pool, two fully connected
@@ -139,13 +139,7 @@ class TestStart:
 
     def test_initial_weights_depend_on_seed(self) -> None:
         """The program's random state stays unchanged."""
-        x = np.zeros((10, 64), np.uint8)
-        dataset = Dataset(
-            "images",
-            Part(x, labels=np.arange(10)),
-            classes=tuple("abcdefghij"),
-            shape=(1, 8, 8),
-        )
+        dataset = image_dataset((1, 8, 8))
         before = torch.random.get_rng_state()
         model = catalogue.build("cnn", dataset)
         first, again, other = (model.initial(seed) for seed in (1, 1, 2))
