@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedbudget.budget.control import Estimates
 from fedbudget.cli.runs import chart, explain
 from fedbudget.runs.explain import Explanation
-from support.made_runs import make_run, record
+from support.synthetic_runs import make_run, record
 
 
 def explanation(curve: list[float], tau: int = 1) -> Explanation:

@@ -7,7 +7,7 @@ import pytest
 
 from fedbudget.forecasts.forecast import forecast
 from support.commands import run_command
-from support.made_runs import make_run
+from support.synthetic_runs import make_run
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:

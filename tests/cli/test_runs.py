@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import run_command
-from support.made_runs import make_run
+from support.synthetic_runs import make_run
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedbudget.cli.runs import show
-from support.made_runs import SETTINGS, make_run, record
+from support.synthetic_runs import SETTINGS, make_run, record
 
 
 def test_piped_table_is_not_cut(

@@ -13,7 +13,7 @@ import pytest
 from fedbudget.dashboard.app import PORT, Dashboard
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import RunWriter
-from support.made_runs import SETTINGS, make_run, many_rounds, record
+from support.synthetic_runs import SETTINGS, make_run, many_rounds, record
 
 TOKEN = "a-token-of-enough-letters"
 

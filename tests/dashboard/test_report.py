@@ -9,7 +9,7 @@ from typing import Any
 from fedbudget.dashboard.access import page_files
 from fedbudget.dashboard.report import MAX_CURVES, bundled, figures, report
 from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
-from support.made_runs import SETTINGS, make_run, many_rounds
+from support.synthetic_runs import SETTINGS, make_run, many_rounds
 
 
 def snapshot_of(path: Path) -> RunSnapshot:

@@ -8,7 +8,7 @@ import pytest
 from fedbudget.dashboard.run_reader import RunIndex, RunReader
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run, RunWriter
-from support.made_runs import SETTINGS, make_run, record
+from support.synthetic_runs import SETTINGS, make_run, record
 
 
 def test_snapshot_equals_the_run(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
 from fedbudget.runs.folder import Run
 from fedbudget.settings.settings import Settings
-from support.made_runs import SETTINGS, held_by_writer, make_run, many_rounds, record
+from support.synthetic_runs import SETTINGS, held_by_writer, make_run, many_rounds, record
 
 
 def snapshot_of(path: Path) -> RunSnapshot:

@@ -7,7 +7,7 @@ import pytest
 
 from fedbudget.evaluation.targets import overfitting
 from fedbudget.runs.record import RoundRecord
-from support.made_runs import record
+from support.synthetic_runs import record
 
 
 def simulated_records(

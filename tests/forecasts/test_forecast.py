@@ -10,7 +10,7 @@ import pytest
 from fedbudget.errors import UserError
 from fedbudget.forecasts.forecast import Forecaster, LatestForecast, forecast
 from fedbudget.runs.record import RoundRecord
-from support.made_runs import make_run, record
+from support.synthetic_runs import make_run, record
 
 LIMITS = {
     "time": 20.0,
@@ -132,9 +132,8 @@ class TestRuns:
         assert [each.figure for each in requested.targets] == ["loss", "accuracy"]
 
     def test_unknown_metric_is_rejected(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            UserError, match="speed cannot be forecast; use loss or accuracy"
-        ):
+        message = "speed cannot be forecast; use loss or accuracy"
+        with pytest.raises(UserError, match=message):
             forecast(make_run(tmp_path / "run", 20), until="speed=3")
 
 

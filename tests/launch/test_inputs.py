@@ -12,7 +12,7 @@ from fedbudget.launch.inputs import from_dataset, from_file
 from fedbudget.launch.simulate import simulate
 from fedbudget.models.builtin import Softmax
 from fedbudget.settings.settings import Settings
-from support.kinds import ONE, write
+from support.small_tables import ONE, write
 
 TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
 

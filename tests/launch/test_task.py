@@ -15,7 +15,7 @@ from fedbudget.launch.simulate import simulate
 from fedbudget.launch.task import agree_on_task, compression_of
 from fedbudget.models import Softmax
 from fedbudget.settings.settings import Settings
-from support.kinds import ONE, write
+from support.small_tables import ONE, write
 
 TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
 OTHER = [(100.0 + i, 3.0 - i, "green" if i % 3 else "blue") for i in range(15)]

@@ -18,7 +18,7 @@ from fedbudget.runs.overview import (
     remove,
     state_of,
 )
-from support.made_runs import SETTINGS, make_run, record
+from support.synthetic_runs import SETTINGS, make_run, record
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 300])

@@ -18,7 +18,7 @@ from fedbudget.arrays import Float32
 from fedbudget.runs.plot import chosen_tau, losses, plot_run
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.types import Tau
-from support.made_runs import record
+from support.synthetic_runs import record
 
 DIGITS = data.load("digits")
 BUDGETS = {

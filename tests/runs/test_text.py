@@ -12,7 +12,7 @@ from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.runs.text import run_title
 from fedbudget.settings.settings import Settings
-from support.made_runs import SETTINGS, make_run
+from support.synthetic_runs import SETTINGS, make_run
 
 
 @pytest.mark.parametrize(

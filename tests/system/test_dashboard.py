@@ -18,8 +18,8 @@ from fedbudget.dashboard.app import Dashboard
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import RunWriter
 from support.browser import OpenPage, chromium, open_page
-from support.made_runs import SETTINGS, make_run, many_rounds, record, summary_of
 from support.processes import FEDBUDGET, cli_options, commands, records
+from support.synthetic_runs import SETTINGS, make_run, many_rounds, record, summary_of
 
 TOKEN = "a-token-of-enough-letters"
 

@@ -21,7 +21,7 @@ from fedbudget.launch.method import build_method
 from fedbudget.launch.task import agree_on_task
 from fedbudget.models import TorchModel
 from fedbudget.protocol.aggregator import Aggregator
-from support.cut_line import breakable_line
+from support.breakable_line import breakable_line
 from support.methods import bits
 from support.networked import LONG, PausableWorker, aggregator, network, wait_until
 

@@ -1,4 +1,4 @@
-"""A time budget over a network holds even if a node hangs; the node gets the farewell."""
+"""A time budget holds even if a node hangs; the node still receives the farewell."""
 
 import signal
 from pathlib import Path
