@@ -1,4 +1,4 @@
-"""What leaves a node in a private round, and what a round makes known."""
+"""Clipping, sensitivity and noise of private rounds."""
 
 import math
 from dataclasses import replace
@@ -30,9 +30,9 @@ CLIPS = st.floats(2.0**-8, 2.0**8)
 
 
 def sent(updates: Float32, lengths: Float64 | None = None) -> Report:
-    """As a node may send it that lies: whatever it likes, of the right shape."""
+    """A report with these updates; a hostile node may send any values."""
     n = len(updates)
-    told = reported_norms(updates) if lengths is None else lengths
+    reported = reported_norms(updates) if lengths is None else lengths
     return Report(
         1,
         np.arange(n),
@@ -40,13 +40,13 @@ def sent(updates: Float32, lengths: Float64 | None = None) -> Report:
         np.zeros(n),
         np.zeros(n),
         w=updates,
-        length=told,
+        length=reported,
     )
 
 
 @settings(deadline=None)
 @given(UPDATES, CLIPS)
-def test_no_clipped_update_is_longer_than_c(updates: Float32, clip: float) -> None:
+def test_clipped_updates_are_at_most_c(updates: Float32, clip: float) -> None:
     cut = clipped(updates, clip)
     assert cut.dtype == np.float32
     assert np.isfinite(cut).all()
@@ -54,16 +54,14 @@ def test_no_clipped_update_is_longer_than_c(updates: Float32, clip: float) -> No
 
 
 @given(arrays(np.float32, (3, 8), elements=st.floats(-1, 1, width=32)))
-def test_a_short_update_is_sent_as_it_is(updates: Float32) -> None:
+def test_short_updates_stay(updates: Float32) -> None:
     assert np.array_equal(clipped(updates, 4.0), updates)
 
 
 @settings(deadline=None)
 @given(UPDATES, CLIPS, st.data())
-def test_one_node_changes_a_sum_by_its_sensitivity_at_most(
-    updates: Float32, clip: float, data: st.DataObject
-) -> None:
-    """Whatever it sends, of its length too, against zeros in its place; noise left out."""
+def test_sensitivity_of_the_sum(updates: Float32, clip: float, data: st.DataObject) -> None:
+    """Any values and lengths of one node, compared with zeros in its place; no noise."""
     node = data.draw(st.integers(0, len(updates) - 1))
     lengths = data.draw(
         arrays(
@@ -85,7 +83,7 @@ def test_one_node_changes_a_sum_by_its_sensitivity_at_most(
 
 
 @given(arrays(np.float64, 5, elements=st.floats(allow_nan=True, allow_infinity=True)))
-def test_a_length_counts_for_half_whatever_it_is(lengths: Float64) -> None:
+def test_sensitivity_of_a_length(lengths: Float64) -> None:
     one, many = (
         no_longer(lengths, np.array([1.5])),
         no_longer(lengths, np.arange(-8.0, 9.0)),
@@ -94,8 +92,8 @@ def test_a_length_counts_for_half_whatever_it_is(lengths: Float64) -> None:
     assert (np.linalg.norm(many, axis=1) <= ALL_OCTAVES * (1 + 1e-12)).all()
 
 
-def test_noise_is_as_much_as_is_paid_for() -> None:
-    """Σ clip(Δ) has deviation σC, with ρ = 1/2σ² of both parts together."""
+def test_noise_matches_the_payment() -> None:
+    """Σ clip(Δ) has deviation σC, with ρ = 1/2σ² for both parts together."""
     private, nodes = Private(2.0, 0.05), 10
     sigma = multipliers(private)
     assert sigma.rho == pytest.approx(0.05)
@@ -107,23 +105,24 @@ def test_noise_is_as_much_as_is_paid_for() -> None:
     assert deviation == pytest.approx(sigma.updates * 2.0, rel=0.02)
 
 
-def test_the_first_c_is_what_a_quarter_stay_below() -> None:
+def test_first_c_is_lower_quartile() -> None:
     rng = np.random.default_rng(3)
     updates = rng.standard_normal((4000, 4)).astype(np.float32)
     updates *= (rng.uniform(1, 16, 4000) / np.linalg.norm(updates, axis=1)).astype(
         np.float32
     )[:, None]
     private = Private(0.0, 10.0)
-    found = release(
+    released = release(
         replace(sent(updates), w=None), private, rng.standard_normal(noise_size(private, 4))
     )
-    assert found.update is None
-    assert found.clip == pytest.approx(
+    assert released.update is None
+    assert released.clip == pytest.approx(
         np.quantile(np.linalg.norm(updates, axis=1), 0.25), rel=0.15
     )
 
 
-def test_what_has_noise_need_not_rise() -> None:
+def test_first_c_from_noisy_counts() -> None:
+    """Noisy counts need not increase."""
     assert 2.0**-8 <= first_clip(np.array([0.9, 0.1] * 8 + [0.2])) <= 2.0**8
     assert first_clip(np.linspace(-3, -1, 17)) == 2.0**8
 
