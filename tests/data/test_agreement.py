@@ -167,7 +167,6 @@ def test_target_name_must_agree() -> None:
     one, other = (
         parse_csv(["a,b\n", "1,2\n"], "t.csv", TableOptions(name)) for name in ("a", "b")
     )
-    with pytest.raises(
-        UserError, match=r"the target is a in t.csv and b in t.csv: name it with target"
-    ):
+    message = r"the target is a in t.csv and b in t.csv: name it with target"
+    with pytest.raises(UserError, match=message):
         agreed([one, other])

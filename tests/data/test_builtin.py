@@ -97,9 +97,8 @@ class TestMnist:
         clothes = data.load(
             "fashion-mnist", data_dir=put(tmp_path / "fashion-mnist", SMALL)
         )
-        with pytest.raises(
-            UserError, match="fashion-mnist has 10 classes; model svm needs two"
-        ):
+        message = "fashion-mnist has 10 classes; model svm needs two"
+        with pytest.raises(UserError, match=message):
             clothes.table(clothes.train, "binary")
 
     def test_torchvision_folder_and_zipped_files(self, tmp_path: Path) -> None:
@@ -127,16 +126,14 @@ class TestMnist:
         assert "\n" not in text
 
     def test_image_and_label_counts_differ(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            UserError, match=rf"{TRAIN_IMAGES} has 3 images, but .*{TRAIN_LABELS} 2 labels"
-        ):
+        message = rf"{TRAIN_IMAGES} has 3 images, but .*{TRAIN_LABELS} 2 labels"
+        with pytest.raises(UserError, match=message):
             load_mnist(tmp_path, {TRAIN_LABELS: labels(4, 0)})
 
     @pytest.mark.parametrize("label", [10, 255])
     def test_invalid_label_is_rejected(self, tmp_path: Path, label: int) -> None:
-        with pytest.raises(
-            UserError, match=rf"{TEST_LABELS} has label {label}, but classes go from 0 to 9"
-        ):
+        message = rf"{TEST_LABELS} has label {label}, but classes go from 0 to 9"
+        with pytest.raises(UserError, match=message):
             load_mnist(tmp_path, {TEST_LABELS: labels(0, label)})
 
     @pytest.mark.parametrize(
@@ -153,9 +150,8 @@ class TestMnist:
     ) -> None:
         contents = bytearray(SMALL[name])
         contents[4:8] = struct.pack(">I", most + 1)
-        with pytest.raises(
-            UserError, match=rf"claims to hold {most + 1}.* expected at most {most}"
-        ):
+        message = rf"claims to hold {most + 1}.* expected at most {most}"
+        with pytest.raises(UserError, match=message):
             load_mnist(tmp_path, {name: bytes(contents)})
 
 
@@ -200,9 +196,8 @@ class TestCifar:
 
     def test_invalid_label_is_rejected(self, tmp_path: Path) -> None:
         put(tmp_path / "cifar-10", {"data_batch_2.bin": self.ONE + record(10)})
-        with pytest.raises(
-            UserError, match=r"data_batch_2\.bin has label 10, but classes go from 0 to 9"
-        ):
+        message = r"data_batch_2\.bin has label 10, but classes go from 0 to 9"
+        with pytest.raises(UserError, match=message):
             data.load("cifar-10", data_dir=tmp_path)
 
 
@@ -414,10 +409,8 @@ class TestUserKnowledge:
 
     @pytest.mark.parametrize("level", ["Higher", "3", "very-low"])
     def test_unknown_level_is_rejected(self, tmp_path: Path, level: str) -> None:
-        with pytest.raises(
-            UserError,
-            match=f"class '{level.lower()}' is not one of very_low, low, middle, high",
-        ):
+        message = f"class '{level.lower()}' is not one of very_low, low, middle, high"
+        with pytest.raises(UserError, match=message):
             knowledge(tmp_path, KNOWLEDGE.replace("Middle", level))
 
     @pytest.mark.parametrize(

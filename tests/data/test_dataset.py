@@ -51,9 +51,8 @@ class TestTargets:
         assert dataset.table(dataset.train, target).y.tolist() == expected
 
     def test_binary_target_needs_two_classes(self) -> None:
-        with pytest.raises(
-            UserError, match="many has 4 classes; model svm needs two, softmax takes any"
-        ):
+        message = "many has 4 classes; model svm needs two, softmax takes any"
+        with pytest.raises(UserError, match=message):
             MANY.table(MANY.train, "binary")
 
     @pytest.mark.parametrize(

@@ -280,9 +280,8 @@ class TestExistingFiles:
 
     def test_unwritable_folder(self, web: Web, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
-        with pytest.raises(
-            UserError, match="file/small cannot be written to: Not a directory"
-        ):
+        message = "file/small cannot be written to: Not a directory"
+        with pytest.raises(UserError, match=message):
             get("small", tmp_path / "file", sources=[mirror(web)])
         assert web.requests == []
 
@@ -439,9 +438,8 @@ class TestKnowledgeSheets:
         [b"", b"not a spreadsheet", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)],
     )
     def test_damaged_spreadsheet(self, contents: bytes, tmp_path: Path) -> None:
-        with pytest.raises(
-            UserError, match=r"127.0.0.1:.*: the spreadsheet cannot be read: "
-        ):
+        message = r"127.0.0.1:.*: the spreadsheet cannot be read: "
+        with pytest.raises(UserError, match=message):
             convert("user-knowledge", contents, tmp_path)
 
     def test_missing_extra_is_named(

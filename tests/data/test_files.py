@@ -193,9 +193,8 @@ class TestNpz:
         whole[200] ^= 0xFF
         (tmp_path / "flipped.npz").write_bytes(whole)
         for name in ("array", "empty", "text", "half", "flipped"):
-            with pytest.raises(
-                UserError, match=f"{name}.npz is not (an|a readable) .npz file"
-            ):
+            message = f"{name}.npz is not (an|a readable) .npz file"
+            with pytest.raises(UserError, match=message):
                 read_npz(tmp_path / f"{name}.npz")
 
 
@@ -235,22 +234,17 @@ class TestFolder:
     def test_incompatible_files_are_rejected(self, tmp_path: Path) -> None:
         folder = self.folder(tmp_path)
         np.savez(folder / "wide.npz", x=np.zeros((4, 3)), y=np.zeros(4))
-        with pytest.raises(
-            UserError,
-            match="must be the same everywhere, found 2 of float64 and 3 of float64",
-        ):
+        message = "must be the same everywhere, found 2 of float64 and 3 of float64"
+        with pytest.raises(UserError, match=message):
             load(folder)
         np.savez(folder / "wide.npz", x=np.zeros((4, 2)))
-        with pytest.raises(
-            UserError, match="targets must be numbers in all files, text in all, or in none"
-        ):
+        message = "targets must be numbers in all files, text in all, or in none"
+        with pytest.raises(UserError, match=message):
             load(folder)
 
     def test_empty_folder_is_rejected(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            UserError,
-            match=r"has no \.csv or \.npz file; a folder must hold one file per node",
-        ):
+        message = r"has no \.csv or \.npz file; a folder must hold one file per node"
+        with pytest.raises(UserError, match=message):
             load(tmp_path)
 
 

@@ -162,10 +162,8 @@ def test_file_sizes_match_formats() -> None:
 
 
 def test_unknown_name_lists_known_ones() -> None:
-    with pytest.raises(
-        UserError,
-        match="unknown dataset 'imagenet'; published ones are mnist, fashion-mnist, ",
-    ):
+    message = "unknown dataset 'imagenet'; published ones are mnist, fashion-mnist, "
+    with pytest.raises(UserError, match=message):
         dataset_named("imagenet")
 
 

@@ -77,9 +77,8 @@ class TestValid:
         full = bytes(10_000 * RECORD)
         images, labels = read_cifar(io.BytesIO(full), FILE)
         assert (images.shape, labels.shape) == ((10_000, 3072), (10_000,))
-        with pytest.raises(
-            UserError, match=r"some\.bin is larger than the expected 30730000 bytes"
-        ):
+        message = r"some\.bin is larger than the expected 30730000 bytes"
+        with pytest.raises(UserError, match=message):
             read_cifar(io.BytesIO(full + b"\0"), FILE)
 
 

@@ -51,9 +51,8 @@ class TestValid:
 
     def test_sample_limit(self) -> None:
         assert labels(header(2049, 5) + bytes(5)) == [0] * 5
-        with pytest.raises(
-            UserError, match=r"some-idx claims to hold 6 bytes; expected at most 5"
-        ):
+        message = r"some-idx claims to hold 6 bytes; expected at most 5"
+        with pytest.raises(UserError, match=message):
             labels(header(2049, 6) + bytes(6))
 
     @pytest.mark.parametrize("zipped", [False, True])
@@ -108,9 +107,8 @@ class TestTruncated:
 class TestOversized:
     @pytest.mark.parametrize("more", [1, 100, 3_000_000])
     def test_trailing_bytes_are_rejected(self, more: int) -> None:
-        with pytest.raises(
-            UserError, match="some-idx is larger than the expected 12 bytes"
-        ):
+        message = "some-idx is larger than the expected 12 bytes"
+        with pytest.raises(UserError, match=message):
             images(IMAGES + bytes(more))
 
     @pytest.mark.parametrize(
@@ -127,10 +125,8 @@ class TestOversized:
     )
     def test_wrong_sizes_are_rejected(self, sizes: tuple[int, int, int]) -> None:
         claimed = " x ".join(map(str, sizes))
-        with pytest.raises(
-            UserError,
-            match=f"some-idx claims to hold {claimed} bytes; expected at most 5 x 2 x 3",
-        ):
+        message = f"some-idx claims to hold {claimed} bytes; expected at most 5 x 2 x 3"
+        with pytest.raises(UserError, match=message):
             images(header(2051, *sizes) + IMAGES[16:])
 
     @pytest.mark.parametrize(
@@ -146,10 +142,8 @@ class TestOversized:
         ],
     )
     def test_wrong_magic_number_is_rejected(self, magic: int) -> None:
-        with pytest.raises(
-            UserError,
-            match="some-idx is not the IDX file expected: its magic number should be 2051",
-        ):
+        message = "some-idx is not the IDX file expected: its magic number should be 2051"
+        with pytest.raises(UserError, match=message):
             images(header(magic, 2, 2, 3) + IMAGES[16:])
 
     def test_images_as_labels_are_rejected(self) -> None:

@@ -184,10 +184,8 @@ class TestProblems:
             parse_csv(["a,y\n", "x,1\n", "y,1\n", "z,1\n"], name)
             for name in ("a.csv", "b.csv", "c.csv")
         ]
-        with pytest.raises(
-            UserError,
-            match=r"^a\.csv: a has .* in row 2\): drop it \(the same in 2 more files\)$",
-        ):
+        message = r"^a\.csv: a has .* in row 2\): drop it \(the same in 2 more files\)$"
+        with pytest.raises(UserError, match=message):
             require_usable(tables)
 
     def test_unknown_labels_name_their_rows(self) -> None:

@@ -77,10 +77,8 @@ class TestTables:
         folder = self.sites(tmp_path / "sites")
         three = load(folder, replace(self.OPTIONS, classes=("well", "ill", "Well")))
         assert three.classes == ("well", "ill", "Well")
-        with pytest.raises(
-            UserError,
-            match=r"west\.csv: state, the target, is 'Well' in 6 rows, such as row 3",
-        ):
+        message = r"west\.csv: state, the target, is 'Well' in 6 rows, such as row 3"
+        with pytest.raises(UserError, match=message):
             load(folder, replace(self.OPTIONS, classes=("well", "ill")))
         np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=[0, 1, 2])
         expected = ("2", "1", "0")
@@ -92,9 +90,8 @@ class TestTables:
             load(tmp_path / "a.npz", TableOptions(classes=("0", "1")))
 
     def test_unknown_column_to_drop(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            UserError, match="sites has no column 'di' to drop; it has age, sex"
-        ):
+        message = "sites has no column 'di' to drop; it has age, sex"
+        with pytest.raises(UserError, match=message):
             load(self.sites(tmp_path / "sites"), replace(self.OPTIONS, drop=("id", "di")))
 
     def test_new_rows_use_training_layout(self, tmp_path: Path) -> None:
@@ -110,9 +107,8 @@ class TestTables:
         folder = self.sites(tmp_path / "sites")
         write(folder / "small.csv", "id,age,sex,state\n1,2,m,ill\n2,2,f,ill\n")
         assert load(folder, self.OPTIONS, test_share=0.0).files == (10, 2, 10)
-        with pytest.raises(
-            UserError, match=r"small\.csv: sex has a different text in every row"
-        ):
+        message = r"small\.csv: sex has a different text in every row"
+        with pytest.raises(UserError, match=message):
             load(folder / "small.csv", self.OPTIONS)
 
     def test_mixed_files_are_rejected(self, tmp_path: Path) -> None:
@@ -128,17 +124,14 @@ class TestTables:
 def test_column_options_need_columns(tmp_path: Path, options: dict[str, Any]) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)))
     option = next(iter(options))
-    with pytest.raises(
-        UserError, match=f"{option} is for tables; .*a.npz has no named columns"
-    ):
+    message = f"{option} is for tables; .*a.npz has no named columns"
+    with pytest.raises(UserError, match=message):
         load(tmp_path / "a.npz", TableOptions(**options))
-    with pytest.raises(
-        UserError, match=f"{option} is for tables; shard 0 has no named columns"
-    ):
+    message = f"{option} is for tables; shard 0 has no named columns"
+    with pytest.raises(UserError, match=message):
         from_shards([(np.zeros((3, 2)), None)], None, TableOptions(**options))
-    with pytest.raises(
-        UserError, match=f"{option} is for tables; digits has no named columns"
-    ):
+    message = f"{option} is for tables; digits has no named columns"
+    with pytest.raises(UserError, match=message):
         data.load("digits", TableOptions(**options))
 
 

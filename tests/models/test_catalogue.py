@@ -61,9 +61,8 @@ def test_target_chooses_default_model(labels: bool, values: bool, name: str) -> 
 
 
 def test_no_target_is_rejected() -> None:
-    with pytest.raises(
-        UserError, match="homes has nothing to predict; for clusters, use model kmeans"
-    ):
+    message = "homes has nothing to predict; for clusters, use model kmeans"
+    with pytest.raises(UserError, match=message):
         catalogue.default(Dataset("homes", Part(np.zeros((2, 3)))))
     with pytest.raises(UserError, match="need a custom PyTorch model"):
         catalogue.default(

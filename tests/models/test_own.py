@@ -79,9 +79,8 @@ def test_incomplete_model_lists_missing_members() -> None:
 
 @pytest.mark.parametrize("given", [5, lambda: 5, int])
 def test_non_models_are_rejected(given: Any) -> None:
-    with pytest.raises(
-        UserError, match="model must be a name, a PyTorch module or a model, not a int"
-    ):
+    message = "model must be a name, a PyTorch module or a model, not a int"
+    with pytest.raises(UserError, match=message):
         as_model(given)
 
 
@@ -173,9 +172,8 @@ def test_gradient_shape_error_names_function() -> None:
         return 0.0, w[:3]
 
     model = FunctionModel(short_gradient, initial=np.zeros(5))
-    with pytest.raises(
-        UserError, match=r"short_gradient returned a gradient of shape \(3,\); w has \(5,\)"
-    ):
+    message = r"short_gradient returned a gradient of shape \(3,\); w has \(5,\)"
+    with pytest.raises(UserError, match=message):
         model.descend(
             model.initial(0)[None],
             Shards.whole(problem("svm", 0).table),
@@ -186,7 +184,6 @@ def test_gradient_shape_error_names_function() -> None:
 
 @pytest.mark.parametrize("initial", [np.zeros((2, 3)), np.zeros(0), 3.0])
 def test_initial_must_be_flat_vector(initial: object) -> None:
-    with pytest.raises(
-        UserError, match="initial must be a flat vector of parameters, not of shape"
-    ):
+    message = "initial must be a flat vector of parameters, not of shape"
+    with pytest.raises(UserError, match=message):
         FunctionModel(numpy_svm, initial=initial)  # type: ignore[arg-type]

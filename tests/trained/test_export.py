@@ -46,9 +46,8 @@ def test_numpy_file_is_complete(tmp_path: Path) -> None:
 def test_column_named_like_an_output(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("prediction,b,y\n" + "1.5,2,a\n0.5,1,b\n" * 20)
     model = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=1, **SHORT).model
-    with pytest.raises(
-        UserError, match="column prediction has the name of an output of the graph"
-    ):
+    message = "column prediction has the name of an output of the graph"
+    with pytest.raises(UserError, match=message):
         fedbudget.export(model, "onnx", tmp_path / "m.onnx")
     assert not (tmp_path / "m.onnx").exists()
 
@@ -56,10 +55,8 @@ def test_column_named_like_an_output(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["onnx", "torch"])
 def test_python_code_is_rejected(tmp_path: Path, to: ExportFormat) -> None:
     own = fedbudget.FunctionModel(lambda w, x, y: (float(w @ w), 2 * w), initial=np.ones(2))
-    with pytest.raises(
-        UserError,
-        match="is Python code, which cannot be exported; export its tensors to numpy",
-    ):
+    message = "is Python code, which cannot be exported; export its tensors to numpy"
+    with pytest.raises(UserError, match=message):
         fedbudget.export(trained(own), to, tmp_path / "m")
     fedbudget.export(trained(own), "numpy", tmp_path / "m.npz")
 
@@ -67,9 +64,8 @@ def test_python_code_is_rejected(tmp_path: Path, to: ExportFormat) -> None:
 def test_local_statistics_are_rejected(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model = trained(TorchModel(module, statistics="local"))
-    with pytest.raises(
-        UserError, match="normalizes by the statistics of a node's own samples"
-    ):
+    message = "normalizes by the statistics of a node's own samples"
+    with pytest.raises(UserError, match=message):
         fedbudget.export(model, "onnx", tmp_path / "m.onnx")
 
 

@@ -81,9 +81,8 @@ class TestPredict:
         )
         assert result.model.name == "linear"
         np.testing.assert_allclose(result.model.predict(x), price, rtol=1e-3)
-        with pytest.raises(
-            UserError, match="linear has no probabilities: it returns no scores of classes"
-        ):
+        message = "linear has no probabilities: it returns no scores of classes"
+        with pytest.raises(UserError, match=message):
             result.model.predict_proba(x)
 
     def test_module_keeps_unused_classes(self) -> None:
@@ -193,10 +192,8 @@ class TestLoad:
             out=tmp_path / "run",
             **SHORT,
         )
-        with pytest.raises(
-            UserError,
-            match="that was passed from Python, own-linear: pass it again, as model",
-        ):
+        message = "that was passed from Python, own-linear: pass it again, as model"
+        with pytest.raises(UserError, match=message):
             fedbudget.load(tmp_path / "run")
         expected = fedbudget.load(tmp_path / "run", model=nn.Linear(2, 2)).outputs(x)
         again = fedbudget.load(

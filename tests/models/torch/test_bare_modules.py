@@ -211,9 +211,8 @@ def test_text_labels_are_encoded() -> None:
 
 def test_mapping_as_shard_is_rejected() -> None:
     shard: Any = {"x": np.eye(4), "y": np.arange(4)}
-    with pytest.raises(
-        UserError, match=r"shard 0 must be \(x, y\), or a sequence of samples .* not a dict"
-    ):
+    message = r"shard 0 must be \(x, y\), or a sequence of samples .* not a dict"
+    with pytest.raises(UserError, match=message):
         fedbudget.train(model=nn.Linear(4, 4), shards=[shard])
 
 

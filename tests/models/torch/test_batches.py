@@ -327,9 +327,8 @@ class TestRefused:
             fedbudget.train(model=network(), shards=[shard], budget="time=1s")
 
     def test_builtin_models_need_arrays(self) -> None:
-        with pytest.raises(
-            UserError, match="only a PyTorch model accepts samples that are read one by one"
-        ):
+        message = "only a PyTorch model accepts samples that are read one by one"
+        with pytest.raises(UserError, match=message):
             fedbudget.train(model="softmax", shards=[Noisy()], budget="time=1s")
 
 

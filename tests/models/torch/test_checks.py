@@ -148,9 +148,8 @@ class TestTrain:
     def test_class_only_in_test_data(self) -> None:
         data = table()
         y = data.y.astype(np.int64)
-        with pytest.raises(
-            UserError, match="there are samples of class 3; give it 4 outputs"
-        ):
+        message = "there are samples of class 3; give it 4 outputs"
+        with pytest.raises(UserError, match=message):
             fedbudget.train(
                 model=network(),
                 shards=[(data.x, y)],
@@ -250,9 +249,8 @@ class TestRequireFit:
         def loss(output: Tensor, y: Tensor) -> Tensor:
             raise RuntimeError("`weight`\n  is wrong")
 
-        with pytest.raises(
-            UserError, match="raised RuntimeError: 'weight' is wrong; return"
-        ) as error:
+        message = "raised RuntimeError: 'weight' is wrong; return"
+        with pytest.raises(UserError, match=message) as error:
             TorchModel(network(), loss=loss).require_fit("data", table(), None)
         assert "--weight" not in error.value.spelled(lambda name: f"--{name}")
 

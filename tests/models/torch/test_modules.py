@@ -160,9 +160,8 @@ class TestParameters:
     @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
     def test_lazy_modules_need_a_size(self) -> None:
         lazy = nn.LazyLinear(3)
-        with pytest.raises(
-            UserError, match="lazy parameters without a size; pass a batch through it first"
-        ):
+        message = "lazy parameters without a size; pass a batch through it first"
+        with pytest.raises(UserError, match=message):
             TorchModel(lazy)
         lazy(torch.zeros(1, 5))
         assert TorchModel(lazy).parameters == 18
@@ -210,9 +209,8 @@ class TestBuffers:
 
     def test_changing_buffer_is_rejected(self) -> None:
         model = TorchModel(Counts(by=1.0))
-        with pytest.raises(
-            UserError, match=r"counts: buffer steps changes .*, buffers=\[\"steps\"\]"
-        ):
+        message = r"counts: buffer steps changes .*, buffers=\[\"steps\"\]"
+        with pytest.raises(UserError, match=message):
             model.descend(
                 model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1), 0.1
             )

@@ -127,10 +127,8 @@ class TestAveraged:
     def test_batch_of_one_is_rejected(self) -> None:
         """A single sample left over from a large shard is accepted."""
         model = TorchModel(normalized())
-        with pytest.raises(
-            UserError,
-            match="normalizes by mini-batches; one sample is too few: use a larger",
-        ):
+        message = "normalizes by mini-batches; one sample is too few: use a larger"
+        with pytest.raises(UserError, match=message):
             fedbudget.train(
                 model=model, shards=[(table().x, table().y)], batch_size=1, budget="time=1s"
             )
@@ -242,10 +240,8 @@ class TestRuns:
         assert len(result.w) == model.parameters
 
     def test_asynchronous_method_rejects_statistics(self) -> None:
-        with pytest.raises(
-            UserError,
-            match=r"sends only gradients, but \w+ has running statistics: use group",
-        ):
+        message = r"sends only gradients, but \w+ has running statistics: use group"
+        with pytest.raises(UserError, match=message):
             fedbudget.train(
                 model=digits(), dataset="digits", method="asynchronous", budget="time=1s"
             )

@@ -226,19 +226,16 @@ class TestMetrics:
     )
     def test_loss_must_be_one_number(self, loss: Any, returned: str) -> None:
         model = TorchModel(nn.Linear(5, 3), loss=loss)
-        with pytest.raises(
-            UserError,
-            match=f"linear's loss must be a tensor of one number, .*, not {returned}",
-        ):
+        message = f"linear's loss must be a tensor of one number, .*, not {returned}"
+        with pytest.raises(UserError, match=message):
             model.descend(
                 model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1), 0.1
             )
 
     @pytest.mark.parametrize("target", ["binary", "none"])
     def test_target_without_default_loss(self, target: Any) -> None:
-        with pytest.raises(
-            UserError, match=f"TorchModel needs a loss for target '{target}'"
-        ):
+        message = f"TorchModel needs a loss for target '{target}'"
+        with pytest.raises(UserError, match=message):
             TorchModel(nn.Linear(5, 1), target=target)
 
     @pytest.mark.parametrize("device", ["abacus", "cuda:77", "meta"])
