@@ -352,29 +352,29 @@ class TestAccelerate:
     def test_velocity_scales_with_falling_eta(self) -> None:
         """v and the momentum of nodes fall with η, and do not grow with it."""
         moving = Motion(vector(4, -2), vector(1, 9))
-        state, said = (
+        state, broadcast = (
             updated(make().state, update=moving),
             Broadcast.first(vector(1, 1), 0.1, Request()),
         )
         eta, rule = state.step_size.eta, Accelerate(momentum=0.8, carry=0.5)
-        after = rescale_velocity(state, rule, said, 4 * eta, recover=False)
+        after = rescale_velocity(state, rule, broadcast, 4 * eta, recover=False)
         assert (after.update.velocity.tolist(), after.update.gains.tolist()) == (
             [1, -0.5],
             [1, 9],
         )
-        assert after.before is said.w
+        assert after.before is broadcast.w
         assert after.momentum == pytest.approx(0.1)
         for slower in (eta, eta / 4):
-            after = rescale_velocity(state, rule, said, slower, recover=False)
+            after = rescale_velocity(state, rule, broadcast, slower, recover=False)
             assert after.update is moving
             assert after.momentum == pytest.approx(0.4)
 
     def test_no_momentum_after_recovery(self) -> None:
         """Nodes extrapolate neither after a recovery nor with another rule."""
-        state, said = make().state, Broadcast.first(vector(1, 1), 0.1, Request())
+        state, broadcast = make().state, Broadcast.first(vector(1, 1), 0.1, Request())
         for rule, recover in ((Average(), False), (Accelerate(), True)):
             after = rescale_velocity(
-                state, rule, said, state.step_size.eta, recover=recover
+                state, rule, broadcast, state.step_size.eta, recover=recover
             )
             assert (after.before, after.momentum) == (None, 0)
 

@@ -1,6 +1,4 @@
-"""Private runs: what they cost is never more than the budget, and always what was made
-known.
-"""
+"""Runs that protect nodes: the privacy budget is kept, and every release is charged."""
 
 import dataclasses
 import math
@@ -22,7 +20,7 @@ from support.private import DELTA, aggregator, report, run_to_end
 
 
 def answers(rng: np.random.Generator, nodes: int, parameters: int):  # type: ignore[no-untyped-def]
-    """Of nodes some of which are away, and one of which lies of the length of its update."""
+    """Reports of the nodes that are present; one node sends an overlong update."""
 
     def answer(broadcast: Broadcast) -> Report:
         here = np.flatnonzero(rng.random(nodes) < 0.7)
@@ -33,15 +31,15 @@ def answers(rng: np.random.Generator, nodes: int, parameters: int):  # type: ign
         made = report(broadcast, updates, here.tolist())
         if made.w is None:
             return made
-        lie = made.w.copy()
-        lie[-1] *= np.float32(1e6)
-        return dataclasses.replace(made, w=lie)
+        overlong = made.w.copy()
+        overlong[-1] *= np.float32(1e6)
+        return dataclasses.replace(made, w=overlong)
 
     return answer
 
 
 def check_run(seed: int) -> str:
-    """A run with a random budget; gives what stopped it."""
+    """Check a run with a random budget; return the resource that stopped it."""
     rng = np.random.default_rng([seed, 99])
     nodes, parameters, epsilon = (
         int(rng.integers(2, 200)),
@@ -64,11 +62,11 @@ def check_run(seed: int) -> str:
         answers(rng, nodes, parameters),
         lambda number, rho: payments.append((number, rho)),
     )
-    known = [each.private for each in rounds if each.private is not None]
-    assert payments == [(i, each.rho) for i, each in enumerate(known, 1)]
-    told = sum(multipliers(each).rho for each in known)
+    releases = [each.private for each in rounds if each.private is not None]
+    assert payments == [(i, each.rho) for i, each in enumerate(releases, 1)]
+    released_rho = sum(multipliers(each).rho for each in releases)
     spent = run.ledger.budget.totals(run.ledger.spent)
-    assert spent["privacy"] == pytest.approx(epsilon_of(told, DELTA), rel=1e-9)
+    assert spent["privacy"] == pytest.approx(epsilon_of(released_rho, DELTA), rel=1e-9)
     assert all(spent[name] <= limit * (1 + 1e-12) for name, limit in limits.items())
     assert np.isfinite(run.state.w).all()
     assert run.outcome is not None
@@ -82,33 +80,33 @@ def test_random_runs_keep_their_budget(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_three_hundred_random_runs_keep_their_budget() -> None:
+def test_many_random_runs_keep_budget() -> None:
     assert {check_run(seed) for seed in range(1000, 1300)} >= {"privacy", "time"}
 
 
-def still(broadcast: Broadcast) -> Report:
+def zero_updates(broadcast: Broadcast) -> Report:
     return report(broadcast, np.zeros((50, 5), np.float32))
 
 
-def test_the_resource_that_binds_ends_the_run() -> None:
+def test_binding_resource_ends_the_run() -> None:
     plenty = {"time": 1e4, "privacy": 0.5, "bytes": 1e6}
     run = aggregator(plenty, 50, 5, rounds=None)
-    run_to_end(run, still)
+    run_to_end(run, zero_updates)
     assert run.outcome is not None
     assert run.outcome.stopped_by == "privacy"
     short = aggregator({"time": 0.7, "privacy": 8.0}, 50, 5)
-    run_to_end(short, still)
+    run_to_end(short, zero_updates)
     assert short.outcome is not None
     assert short.outcome.stopped_by == "time"
 
 
-def test_the_first_round_moves_nothing() -> None:
+def test_first_round_only_measures() -> None:
     run = aggregator({"time": 10.0, "privacy": 4.0}, 50, 5)
     first = run.start()
     assert first.private is not None
     assert first.private.measures
     assert first.report_fields == {"length"}
-    second = run.receive(still(first), run.ledger.costs)
+    second = run.receive(zero_updates(first), run.ledger.costs)
     assert isinstance(second, Broadcast)
     assert np.array_equal(second.w, first.w)
     assert second.report_fields == {"length", "w"}
@@ -116,7 +114,7 @@ def test_the_first_round_moves_nothing() -> None:
 
 def test_rounds_share_privacy_evenly() -> None:
     run = aggregator({"time": 1e4, "privacy": 4.0}, 50, 5, rounds=11)
-    rounds = run_to_end(run, still)
+    rounds = run_to_end(run, zero_updates)
     shares = [each.private.rho for each in rounds[1:] if each.private is not None]
     assert len(shares) == 10
     assert shares == pytest.approx([0.95 * rho_of(4.0, DELTA) / 10] * 10, rel=1e-4)
@@ -124,32 +122,32 @@ def test_rounds_share_privacy_evenly() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 11), st.floats(0.0, 1.5))
-def test_what_was_paid_besides_is_not_spent_again(after: int, share: float) -> None:
-    """As by a run that goes on, and had made rounds after its checkpoint."""
+def test_extra_payments_are_not_respent(after: int, share: float) -> None:
+    """As for a resumed run that had made rounds after its checkpoint."""
     run = aggregator({"time": 1e4, "privacy": 4.0}, 50, 5, rounds=12)
     message = run.start()
     for _ in range(after):
-        message = run.receive(still(message), run.ledger.costs)  # type: ignore[assignment]
+        message = run.receive(zero_updates(message), run.ledger.costs)  # type: ignore[assignment]
     left = float(run.ledger.budget.array[1] - run.ledger.spent[1])
     run.charge(Costs(np.zeros(2), np.array([0.0, min(1.0, share) * left])))
     while run.pending is not None:
-        run.receive(still(run.pending), run.ledger.costs)
+        run.receive(zero_updates(run.pending), run.ledger.costs)
     assert run.ledger.spent[1] <= run.ledger.budget.array[1] * (1 + 1e-12)
     assert run.state.phase is Phase.DONE
 
 
-def test_a_run_that_goes_on_says_what_it_said_last() -> None:
+def test_resumed_run_repeats_its_broadcast() -> None:
     run = aggregator({"time": 10.0, "privacy": 4.0}, 50, 5)
-    run.receive(still(run.start()), run.ledger.costs)
+    run.receive(zero_updates(run.start()), run.ledger.costs)
     state, budget = run.state, run.ledger.budget
     again = PrivateAggregator.resume(state, method=run.method, budget=budget)
     assert again.pending == run.pending
     assert np.array_equal(again.ledger.spent, run.ledger.spent)
 
 
-def test_more_privacy_is_more_rounds() -> None:
+def test_more_privacy_adds_rounds() -> None:
     run = aggregator({"time": 1e4, "privacy": 1.0}, 50, 5)
-    made = len(run_to_end(run, still))
+    made = len(run_to_end(run, zero_updates))
     budget = run.ledger.budget.extended(["privacy=+1"])
     more = PrivateAggregator.resume(run.state, method=run.method, budget=budget, more=True)
     assert more.pending is not None
@@ -158,21 +156,21 @@ def test_more_privacy_is_more_rounds() -> None:
     assert more.pending.private.rho <= rho_of(2.0, DELTA) - rho_of(1.0, DELTA) * (1 - 1e-4)
 
 
-def test_a_budget_without_room_for_a_round_is_refused() -> None:
+def test_too_small_budget_is_refused() -> None:
     with pytest.raises(UserError, match="too small"):
         aggregator({"time": 0.05, "privacy": 4.0}, 50, 5).start()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0])
-def test_membership_cannot_be_told_better_than_epsilon_allows(epsilon: float) -> None:
-    """The strongest attack: of all other nodes everything is known, and the one's updates
-    are as long as they may be.
+def test_membership_attack_is_bounded_by_epsilon(epsilon: float) -> None:
+    """The strongest attack: all other nodes are known, and the target sends updates of
+    maximal length.
 
-    What a run makes known is looked at in the best way that there is, by likelihood. Of a
-    thousand runs with the node and a thousand without, no threshold may tell them apart
-    better than (ε, δ) allows, but for chance; and the best is as good as it should be with
-    as much noise as was paid for."""
+    The attacker uses the likelihood ratio of all releases. Over 1000 runs with the node and
+    1000 without, no threshold separates them better than (ε, δ) allows, within the sampling
+    error. The best threshold is as good as the paid noise predicts.
+    """
     runs, nodes, parameters = 1000, 20, 4
 
     def evidence(seed: int, there: bool) -> float:
@@ -212,5 +210,5 @@ def test_membership_cannot_be_told_better_than_epsilon_allows(epsilon: float) ->
             closest = max(closest, rate - wrong)
     best = math.erf(
         math.sqrt(0.95 * 0.98 * rho_of(epsilon, DELTA)) / 2
-    )  # 2Φ(μ/2) - 1, of what updates have of ρ
+    )  # 2Φ(μ/2) - 1 for the updates' share of ρ
     assert closest == pytest.approx(best, abs=4 / math.sqrt(2 * runs))
