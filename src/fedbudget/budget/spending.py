@@ -30,6 +30,7 @@ evaluated. It exceeds the budget in about half of all runs.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -133,8 +134,8 @@ class CarefulSpending:
         statistics = ledger.statistics
         taus = (tau, 1) if tau else (1,)
         over = _certain(statistics.rounds) * statistics.deviation(taus)
-        fixed = len(taus) * self._closing(ledger) + self._evaluation(ledger)
-        return _mean(statistics.mean, taus) + np.maximum(over, statistics.peak) + fixed
+        cost = _mean(statistics.mean, taus) + np.maximum(over, statistics.peak)
+        return cost + self._fixed(ledger, len(taus))
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
         if not self._fits(ledger, 1):
@@ -174,14 +175,14 @@ class CarefulSpending:
         if judged:
             surely = _SURELY * deviation - _TOLERABLE * ledger.budget.array
             mean = mean + np.maximum(_LIKELY * deviation, surely)
-        return mean + self._closing(ledger) + self._evaluation(ledger)
+        return mean + self._fixed(ledger, 1)
 
-    def _closing(self, ledger: Ledger) -> Float64:
-        return ledger.budget.amounts(time=self.closing)
-
-    def _evaluation(self, ledger: Ledger) -> Float64:
-        """Cost of the two evaluations of the final round: of w and of w^f."""
-        return 2 * ledger.budget.amounts(**self.evaluation)
+    def _fixed(self, ledger: Ledger, rounds: int) -> Float64 | float:
+        """Cost of closing rounds, and of the final evaluations of w and of w^f."""
+        if not self.closing and not self.evaluation:
+            return 0.0
+        amounts = ledger.budget.amounts
+        return rounds * amounts(time=self.closing) + 2 * amounts(**self.evaluation)
 
     def _fits(self, ledger: Ledger, tau: int) -> bool:
         return ledger.fits(self.reserve(ledger, tau))
@@ -213,7 +214,8 @@ class PrivateSpending(CarefulSpending):
         statistics = ledger.statistics
         over = _certain(statistics.rounds) * statistics.deviation((tau,))
         cost = _mean(statistics.mean, (tau,)) + np.maximum(over, statistics.peak)
-        return ledger.budget.without_privacy(cost + self._closing(ledger))
+        closing = ledger.budget.amounts(time=self.closing)
+        return ledger.budget.without_privacy(cost + closing)
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
         if self._fits(ledger, decision.tau):
@@ -301,6 +303,7 @@ def _mean(costs: Costs, taus: tuple[int, ...]) -> Float64:
     return sum(taus) * costs.step + len(taus) * costs.aggregation
 
 
+@lru_cache(maxsize=64)
 def _certain(rounds: int) -> float:
     """Number of standard deviations for 99 %, as an approximate quantile of Student's t.
 

@@ -295,7 +295,8 @@ class Broadcast:
     @property
     def wire_bytes(self) -> int:
         """Bytes on the wire to a node that was in the previous round."""
-        return self.wire_bytes_with_catch_up - _wire_size(self.catch_up)
+        missed = 0 if self.catch_up is None else _size_of_fields(self.catch_up)
+        return self.wire_bytes_with_catch_up - missed
 
     @property
     def wire_bytes_with_catch_up(self) -> int:
@@ -415,16 +416,15 @@ NUMBERS = _fields_of(Float64)
 
 
 def _size_of_fields(message: object) -> int:
-    items = vars(message).items()
-    return sum(_wire_size(value) for name, value in items if name not in _IN_HEADER)
-
-
-def _wire_size(value: object) -> int:
-    """Bytes of a field on the wire; flags are in the header."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if value is None or isinstance(value, bool):
-        return 0
-    if isinstance(value, int | float):
-        return _SCALAR
-    return sum(map(_wire_size, vars(value).values()))
+    """Bytes of the fields on the wire; flags and None are in the header."""
+    total = 0
+    for name, value in vars(message).items():
+        if name in _IN_HEADER or value is None or isinstance(value, bool):
+            continue
+        if isinstance(value, np.ndarray):
+            total += value.nbytes
+        elif isinstance(value, int | float):
+            total += _SCALAR
+        else:
+            total += _size_of_fields(value)
+    return total

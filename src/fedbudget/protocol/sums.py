@@ -517,26 +517,19 @@ def squared_norms(vectors: Float32, others: Float32 | None = None) -> Float64:
     """Return the squares of `norms`, [nodes]."""
     nodes, parameters = vectors.shape
     rows = max(1, _PART // max(1, parameters))
-    if nodes <= rows and parameters <= _PART:
-        return _squared_norms(vectors, others)
-    others = None if others is None else np.broadcast_to(others, vectors.shape)
-    results = []
-    for first in range(0, nodes, rows):
-        part = slice(first, first + rows)
-        other = None if others is None else others[part]
-        results.append(_squared_norms(vectors[part], other))
-    return np.concatenate(results)
 
+    def part(of: tuple[slice, ...]) -> Float64:
+        return squared_norms(vectors[of], None if others is None else others[of])
 
-def _squared_norms(vectors: Float32, others: Float32 | None) -> Float64:
-    parameters = vectors.shape[1]
+    if nodes > rows:
+        others = None if others is None else np.broadcast_to(others, vectors.shape)
+        firsts = range(0, nodes, rows)
+        return np.concatenate([part((slice(first, first + rows),)) for first in firsts])
     if parameters > _PART:
         half = parameters // 2
         half -= half % 8
-        left = None if others is None else others[:, :half]
-        right = None if others is None else others[:, half:]
-        first = _squared_norms(vectors[:, :half], left)
-        return first + _squared_norms(vectors[:, half:], right)
+        others = None if others is None else np.broadcast_to(others, vectors.shape)
+        return part((slice(None), slice(half))) + part((slice(None), slice(half, None)))
     with np.errstate(over="ignore", invalid="ignore"):
         difference = vectors if others is None else vectors - others
         return np.asarray(np.square(difference, dtype=np.float64).sum(axis=1))

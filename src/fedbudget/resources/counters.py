@@ -69,7 +69,13 @@ class ResourceCounters:
 
     def read(self) -> Snapshot:
         """Read all counters; one that fails is nan, not zero."""
-        return Snapshot({name: _count(reader) for name, reader in self._readers.items()})
+        counts = {}
+        for name, reader in self._readers.items():
+            try:
+                counts[name] = reader.read()
+            except MeterError:
+                counts[name] = math.nan
+        return Snapshot(counts)
 
     def readings(
         self, updating: Snapshot, whole: Snapshot, updates: int
@@ -87,10 +93,3 @@ class ResourceCounters:
             if not math.isnan(reading.step + reading.whole):
                 readings[name] = reading
         return readings
-
-
-def _count(reader: Reader) -> float:
-    try:
-        return reader.read()
-    except MeterError:
-        return math.nan
