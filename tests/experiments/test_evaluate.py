@@ -1,7 +1,6 @@
-"""A trained model applied to data, against the same figures worked out in numpy from the
-files alone.
-"""
+"""Evaluation and prediction with trained models, compared with numpy."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import nn
 import fedbudget
 from fedbudget.data.tables import TableOptions
 from fedbudget.errors import UserError
-from fedbudget.experiments.evaluate import evaluate
+from fedbudget.experiments.evaluate import evaluate, predict
 from fedbudget.runs.folder import Run
 from support.commands import run_command
 
@@ -30,7 +29,7 @@ def train(folder: Path, **options: Any) -> Run:
 
 
 def write_homes(path: Path, seed: int, shift: float = 0.0) -> NDArray[np.float64]:
-    """A CSV with two features and a price between them."""
+    """Write a CSV with two features and a price, and return its rows."""
     rng = np.random.default_rng(seed)
     size = rng.normal(100 + shift, 30, ROWS)
     age = rng.uniform(0, 50 + shift, ROWS)
@@ -42,21 +41,21 @@ def write_homes(path: Path, seed: int, shift: float = 0.0) -> NDArray[np.float64
     return rows
 
 
-def test_a_classifier_on_digits_has_the_loss_and_accuracy_of_its_test_samples(
+def test_classifier_on_digits(
     tmp_path: Path,
 ) -> None:
     run = train(tmp_path, model="svm")
     w = load_file(run.path / "model.safetensors")["weight"].astype(np.float64)
-    known = load_digits()
-    x, y = known.data[1437:] / 16, np.where(known.target[1437:] % 2 == 0, 1, -1)
+    digits = load_digits()
+    x, y = digits.data[1437:] / 16, np.where(digits.target[1437:] % 2 == 0, 1, -1)
     slack = np.maximum(0, 1 - y * (x @ w))
-    found = evaluate(run, "digits")
-    assert found.samples == 360
-    assert found.loss == pytest.approx(0.05 * w @ w + 0.5 * np.mean(slack**2), rel=1e-5)
-    assert found.accuracy == pytest.approx(np.mean(np.sign(x @ w) == y))
+    result = evaluate(run, "digits")
+    assert result.samples == 360
+    assert result.loss == pytest.approx(0.05 * w @ w + 0.5 * np.mean(slack**2), rel=1e-5)
+    assert result.accuracy == pytest.approx(np.mean(np.sign(x @ w) == y))
 
 
-def test_new_rows_of_a_csv_are_standardised_as_the_training_rows_were(
+def test_new_rows_use_training_standardisation(
     tmp_path: Path,
 ) -> None:
     rows = write_homes(tmp_path / "homes.csv", seed=1)
@@ -73,24 +72,24 @@ def test_new_rows_of_a_csv_are_standardised_as_the_training_rows_were(
     mean, deviation = rows.mean(axis=0), rows.std(axis=0)
     standard = (new - mean) / deviation
     errors = standard[:, [0, 2]] @ w - standard[:, 1]
-    found = evaluate(run, str(tmp_path / "new.csv"))
-    assert found.samples == ROWS
-    assert found.loss == pytest.approx(0.5 * np.mean(errors**2), rel=1e-4)
-    assert found.accuracy is None
-    assert evaluate(run, str(tmp_path / "new.csv"), TableOptions("price")) == found
+    result = evaluate(run, str(tmp_path / "new.csv"))
+    assert result.samples == ROWS
+    assert result.loss == pytest.approx(0.5 * np.mean(errors**2), rel=1e-4)
+    assert result.accuracy is None
+    assert evaluate(run, str(tmp_path / "new.csv"), TableOptions("price")) == result
     lines = [line.split(",") for line in (tmp_path / "new.csv").read_text().splitlines()]
     other = [[*reversed(line), "x"] for line in lines]
     (tmp_path / "other.csv").write_text("\n".join(map(",".join, other)) + "\n")
     assert (
         evaluate(run, str(tmp_path / "other.csv"), TableOptions("price", drop=("x",)))
-        == found
+        == result
     )
 
 
-def test_rows_in_another_order_with_fewer_classes_keep_the_class_numbers_of_training(
+def test_fewer_classes_keep_class_numbers(
     tmp_path: Path,
 ) -> None:
-    """Alone, the new file would call its only class number 0."""
+    """The only class of the new file alone would have number 0."""
     samples = np.random.default_rng(0).normal(0, 1, (ROWS, 2))
     kinds = np.where(samples[:, 0] > 0, "warm", "cold")
     text = [
@@ -110,13 +109,13 @@ def test_rows_in_another_order_with_fewer_classes_keep_the_class_numbers_of_trai
     w = load_file(run.path / "model.safetensors")["weight"].astype(np.float64)
     standard = (samples - samples.mean(axis=0)) / samples.std(axis=0)
     warm = kinds == "warm"
-    found = evaluate(run, str(tmp_path / "warm.csv"))
-    assert found.samples == warm.sum()
-    assert found.accuracy == pytest.approx(np.mean(standard[warm] @ w >= 0))
+    result = evaluate(run, str(tmp_path / "warm.csv"))
+    assert result.samples == warm.sum()
+    assert result.accuracy == pytest.approx(np.mean(standard[warm] @ w >= 0))
     assert np.mean(standard[warm] @ w >= 0) > 0.8
 
 
-def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
+def test_data_must_fit_the_model(tmp_path: Path) -> None:
     write_homes(tmp_path / "homes.csv", seed=1)
     run = train(
         tmp_path, model="linear", dataset=str(tmp_path / "homes.csv"), target="price"
@@ -140,7 +139,7 @@ def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
         evaluate(run, "digits")
 
 
-def test_a_class_that_the_model_never_saw_is_refused_by_name(tmp_path: Path) -> None:
+def test_unknown_class_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("a,kind\n" + "1,cold\n2,warm\n" * 10)
     (tmp_path / "new.csv").write_text("a,kind\n1,hot\n")
     run = train(tmp_path, dataset=str(tmp_path / "train.csv"))
@@ -148,7 +147,7 @@ def test_a_class_that_the_model_never_saw_is_refused_by_name(tmp_path: Path) -> 
         evaluate(run, str(tmp_path / "new.csv"))
 
 
-def test_samples_of_a_python_file_keep_the_class_numbers_of_training(
+def test_python_file_keeps_class_numbers(
     tmp_path: Path,
 ) -> None:
     x = np.random.default_rng(0).normal(0, 1, (ROWS, 2)).astype(np.float32)
@@ -156,8 +155,9 @@ def test_samples_of_a_python_file_keep_the_class_numbers_of_training(
     np.savez(tmp_path / "all.npz", x=x, y=y)
     np.savez(tmp_path / "some.npz", x=x[y == 7], y=y[y == 7])
     (tmp_path / "some_rows.py").write_text(
-        f"import numpy as np\nfound = np.load({str(tmp_path / 'some.npz')!r})\n"
-        "def samples():\n    return found['x'], found['y']\nother = found['x'], found['y'] + 1\n"
+        f"import numpy as np\nfile = np.load({str(tmp_path / 'some.npz')!r})\n"
+        "def samples():\n    return file['x'], file['y']\n"
+        "other = file['x'], file['y'] + 1\n"
     )
     run = train(
         tmp_path,
@@ -166,10 +166,10 @@ def test_samples_of_a_python_file_keep_the_class_numbers_of_training(
         test_share=0.0,
         step_size=0.5,
     )
-    found = evaluate(run, f"{tmp_path}/some_rows.py:samples")
-    assert found == evaluate(run, str(tmp_path / "some.npz"))
-    assert found.accuracy is not None
-    assert found.accuracy > 0.8
+    result = evaluate(run, f"{tmp_path}/some_rows.py:samples")
+    assert result == evaluate(run, str(tmp_path / "some.npz"))
+    assert result.accuracy is not None
+    assert result.accuracy > 0.8
     with pytest.raises(
         UserError, match=r"some_rows\.py:other: class '8' is not one of 3, 7"
     ):
@@ -177,10 +177,8 @@ def test_samples_of_a_python_file_keep_the_class_numbers_of_training(
 
 
 @pytest.fixture(scope="module")
-def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of a module that was passed from Python, and a file that has the
-    like.
-    """
+def module_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of a module passed from Python, and a file with equal modules."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "nets.py").write_text(
         "from torch import nn\n"
@@ -192,28 +190,26 @@ def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_module_that_was_given_from_python_is_given_again(
-    own_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_module_is_passed_again(
+    module_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(own_run)
+    monkeypatch.chdir(module_run)
     code, written, _ = run_command(
         capsys, "evaluate", "run", "--dataset", "digits", "--model", "nets.py:net", "--json"
     )
-    found, tensors, known = (
-        json.loads(written),
-        load_file("run/model.safetensors"),
-        load_digits(),
-    )
+    result = json.loads(written)
+    tensors = load_file("run/model.safetensors")
+    digits = load_digits()
     scores = (
-        known.data[1437:] / 16 @ tensors["1.weight"].T.astype(np.float64)
+        digits.data[1437:] / 16 @ tensors["1.weight"].T.astype(np.float64)
         + tensors["1.bias"]
     )
-    y = known.target[1437:]
-    assert (code, found["samples"]) == (0, 360)
-    assert found["loss"] == pytest.approx(
+    y = digits.target[1437:]
+    assert (code, result["samples"]) == (0, 360)
+    assert result["loss"] == pytest.approx(
         np.mean(logsumexp(scores, axis=1) - scores[np.arange(360), y]), rel=1e-5
     )
-    assert found["accuracy"] == pytest.approx(np.mean(scores.argmax(axis=1) == y))
+    assert result["accuracy"] == pytest.approx(np.mean(scores.argmax(axis=1) == y))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +217,8 @@ def test_a_module_that_was_given_from_python_is_given_again(
     [
         (
             ("digits",),
-            "has a model that was passed from Python, sequential: pass it again, as --model, or its file and name",
+            "has a model that was passed from Python, sequential: "
+            "pass it again, as --model, or its file and name",
         ),
         (
             ("digits", "--model", "nets.py:wide"),
@@ -234,21 +231,21 @@ def test_a_module_that_was_given_from_python_is_given_again(
         ),
     ],
 )
-def test_another_module_is_refused_in_a_line(
-    own_run: Path,
+def test_other_module_is_refused(
+    module_run: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     options: tuple[str, ...],
     message: str,
 ) -> None:
-    monkeypatch.chdir(own_run)
-    code, _, complaint = run_command(capsys, "evaluate", "run", "--dataset", *options)
+    monkeypatch.chdir(module_run)
+    code, _, error = run_command(capsys, "evaluate", "run", "--dataset", *options)
     assert code == 2
-    assert message in complaint
-    assert len(complaint.splitlines()) == 1
+    assert message in error
+    assert len(error.splitlines()) == 1
 
 
-def test_a_model_that_was_given_from_python_is_said_to_be(tmp_path: Path) -> None:
+def test_function_model_cannot_be_loaded(tmp_path: Path) -> None:
     model = fedbudget.FunctionModel(
         lambda w, x, y: (float(w @ w), 2 * w), initial=np.ones(2)
     )
@@ -258,3 +255,130 @@ def test_a_model_that_was_given_from_python_is_said_to_be(tmp_path: Path) -> Non
         evaluate(Run.open(tmp_path / "run"), "digits")
     with pytest.raises(UserError, match="has a model that was passed from Python"):
         fedbudget.train(shards=[(x, y)], resume=tmp_path / "run", budget="time=+1s")
+
+
+@pytest.fixture(scope="module")
+def wards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a table with an ID, a category and missing cells."""
+    folder = tmp_path_factory.mktemp("wards")
+    rng = np.random.default_rng(0)
+    rows = [("id", "age", "sex", "outcome")]
+    for number in range(80):
+        age, sex = rng.normal(60, 10), rng.choice(["f", "m"])
+        outcome = "ill" if age + 5 * (sex == "m") > 62 else "well"
+        rows.append(
+            (f"p{number}", "" if number % 9 == 0 else f"{age:.1f}", str(sex), outcome)
+        )
+    with (folder / "ward.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    options = {
+        "drop": ("id",),
+        "impute": "mean",
+        "nodes": 2,
+        "rounds": 20,
+        "budget": "time=1h",
+    }
+    fedbudget.train(dataset=str(folder / "ward.csv"), out=folder / "run", **options)  # type: ignore[arg-type]
+    return folder
+
+
+def test_predictions_keep_the_id(
+    wards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.csv").write_text("sex,id,age\nm,p9,\nf,p3,30\n\nx,p4,90\n")
+    out = tmp_path / "predictions.csv"
+    run = str(wards / "run")
+    code, printed, remarks = run_command(
+        capsys, "predict", run, "--data", str(tmp_path / "new.csv"), "--out", str(out)
+    )
+    assert (code, printed) == (0, f"{out}\n")
+    assert "sex: 'x' was in no training sample" in remarks
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert list(rows[0]) == ["id", "prediction", "probability_ill", "probability_well"]
+    assert [(row["id"], row["prediction"]) for row in rows[1:]] == [
+        ("p3", "well"),
+        ("p4", "ill"),
+    ]
+    model = fedbudget.load(wards / "run")
+    expected = model.predict_proba(
+        {"age": [float("nan"), 30.0, 90.0], "sex": ["m", "f", "x"]}
+    )
+    assert [float(row["probability_ill"]) for row in rows] == pytest.approx(
+        expected[:, 0], rel=1e-6
+    )
+
+
+def test_predictions_with_known_target(
+    wards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(wards / "run")
+    _, printed, _ = run_command(capsys, "predict", run, "--data", str(wards / "ward.csv"))
+    rows = list(csv.DictReader(printed.splitlines()))
+    right = np.mean([row["prediction"] == row["outcome"] for row in rows])
+    _, evaluated, _ = run_command(
+        capsys, "evaluate", run, "--dataset", str(wards / "ward.csv")
+    )
+    assert f"accuracy {right:.4f}" in evaluated
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sex,id\nm,p9\n", "new.csv has no column age"),
+        ("age,sex,weight\n50,m,70\n", "new.csv has the unknown column weight (--drop)"),
+        ("age,sex\nold,m\n", "age"),
+    ],
+)
+def test_wrong_columns_are_refused(
+    wards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    (tmp_path / "new.csv").write_text(text)
+    code, _, printed = run_command(
+        capsys, "predict", str(wards / "run"), "--data", str(tmp_path / "new.csv")
+    )
+    assert code == 2
+    assert message in printed
+
+
+def test_dropped_columns(
+    wards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.csv").write_text("age,sex,weight\n90,m,70\n")
+    data = str(tmp_path / "new.csv")
+    _, printed, _ = run_command(
+        capsys, "predict", str(wards / "run"), "--data", data, "--drop", "weight"
+    )
+    assert printed.splitlines()[1].startswith("70,ill,")
+
+
+def test_predictions_for_arrays(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(0, 1, (40, 2))
+    np.savez(tmp_path / "all.npz", x=x, y=x @ [1.0, -2.0])
+    (tmp_path / "data.py").write_text(
+        "import numpy as np\ndef samples():\n"
+        f"    file = np.load({str(tmp_path / 'all.npz')!r})\n"
+        "    return file['x'], file['y']\n"
+    )
+    model = fedbudget.train(
+        dataset=str(tmp_path / "all.npz"), nodes=2, rounds=9, budget="time=1h"
+    ).model
+    predictions = predict(model, tmp_path / "all.npz")
+    assert len(predictions) == 40
+    assert [float(text) for text in predictions.columns["prediction"]] == pytest.approx(
+        model.predict(x), rel=1e-6
+    )
+    assert predict(model, Path(f"{tmp_path}/data.py:samples")) == predictions
+    with pytest.raises(UserError, match="it does not exist"):
+        predict(model, tmp_path / "none.npz")
+    (tmp_path / "new.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match="the model was trained on arrays"):
+        predict(model, tmp_path / "new.csv")
+
+
+def test_export_into_the_run_folder(
+    wards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed, _ = run_command(capsys, "export", str(wards / "run"), "--to", "numpy")
+    assert (code, printed) == (0, f"{wards / 'run' / 'model.npz'}\n")
+    with np.load(wards / "run" / "model.npz") as file:
+        assert file["feature_names"].tolist() == ["age", "sex=f", "sex=m"]

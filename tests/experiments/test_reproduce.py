@@ -1,4 +1,4 @@
-"""Figures made from real runs on a small scale, and the report of them."""
+"""Figures from real runs on a small scale, and their report."""
 
 import re
 from dataclasses import replace
@@ -21,9 +21,8 @@ from fedbudget.settings.settings import Settings
 
 QUICK = GridSize(1, quick=True)
 
-pytestmark = pytest.mark.xdist_group(
-    "reproduce"
-)  # all look at one folder, which takes long to make
+# All tests share one folder, which takes long to create.
+pytestmark = pytest.mark.xdist_group("reproduce")
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +32,8 @@ def _no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one figure of each kind, of digits."""
+def figures_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one figure of each kind, on digits."""
     out = tmp_path_factory.mktemp("reproduction")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDBUDGET_DATA", str(out / "nothing"))
@@ -50,9 +49,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_every_figure_has_its_picture_twice_and_the_runs_behind_it(made: Path) -> None:
-    for figure in reproduce.read_figures(made):
-        folder = made / figure.name
+def test_pictures_and_results_of_figures(figures_folder: Path) -> None:
+    for figure in reproduce.read_figures(figures_folder):
+        folder = figures_folder / figure.name
         height, width, _ = matplotlib.image.imread(folder / f"{figure.name}.png").shape
         assert width > height > 300
         assert (
@@ -65,55 +64,56 @@ def test_every_figure_has_its_picture_twice_and_the_runs_behind_it(made: Path) -
         )
 
 
-def test_without_mnist_figures_of_the_svm_are_of_digits_and_say_so(made: Path) -> None:
+def test_digits_replace_missing_mnist(figures_folder: Path) -> None:
     assert all(
         "on digits in place of MNIST" in figure.made_of
-        for figure in reproduce.read_figures(made)
+        for figure in reproduce.read_figures(figures_folder)
     )
-    assert "digits in place of MNIST" in (made / "svm-sgd" / "svm-sgd.svg").read_text(
-        encoding="utf-8"
-    )
+    assert "digits in place of MNIST" in (
+        figures_folder / "svm-sgd" / "svm-sgd.svg"
+    ).read_text(encoding="utf-8")
 
 
-def test_other_figures_need_their_data(tmp_path: Path) -> None:
+def test_missing_data_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         DatasetMissing, match=r"energy was not found in .* fedbudget data get energy"
     ):
         reproduce.make(FIGURES["linear"], tmp_path, QUICK)
 
 
-def test_a_figure_of_many_tasks_has_those_whose_data_are_here(tmp_path: Path) -> None:
+def test_only_available_tasks_are_run(tmp_path: Path) -> None:
     figure = Methods("methods", "Both methods", ("linear-energy", "svm-digits"))
     reproduce.make(figure, tmp_path, QUICK)
     rows = parquet.read_table(tmp_path / "methods" / "results.parquet").to_pylist()
     assert {(row["model"], row["dataset"]) for row in rows} == {("svm", "digits")}
-    (found,) = reproduce.read_figures(tmp_path)
-    assert found.made_of.endswith("on digits, methods paper, frugal")
-    assert found.table is not None
+    (result,) = reproduce.read_figures(tmp_path)
+    assert result.made_of.endswith("on digits, methods paper, frugal")
+    assert result.table is not None
     markdown, html = (
-        page.read_text(encoding="utf-8") for page in write_report([found], tmp_path)
+        page.read_text(encoding="utf-8") for page in write_report([result], tmp_path)
     )
-    for row in found.table.rows:
+    for row in result.table.rows:
         assert f"| {' | '.join(row)} |" in markdown
         assert "".join(f"<td>{cell}</td>" for cell in row) in html
 
 
-def test_a_second_time_no_run_is_made_again_and_the_results_are_the_same_bytes(
-    made: Path,
+def test_finished_runs_are_reused(
+    figures_folder: Path,
 ) -> None:
-    results = made / "svm-sgd" / "results.parquet"
-    before, bytes_before = _times(made / "svm-sgd" / "cells"), results.read_bytes()
-    reproduce.make(FIGURES["svm-sgd"], made, QUICK)
-    assert _times(made / "svm-sgd" / "cells") == before
+    results = figures_folder / "svm-sgd" / "results.parquet"
+    before = _times(figures_folder / "svm-sgd" / "cells")
+    bytes_before = results.read_bytes()
+    reproduce.make(FIGURES["svm-sgd"], figures_folder, QUICK)
+    assert _times(figures_folder / "svm-sgd" / "cells") == before
     assert results.read_bytes() == bytes_before
 
 
-def test_a_long_figure_says_before_how_long_it_takes_and_has_one_run_of_each_setting(
+def test_expected_time_of_long_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what is missing counts: here another τ is asked for when one has been made."""
+    """Only missing runs count: the second figure adds one τ to the first."""
     monkeypatch.setattr(reproduce, "expected_seconds", lambda cells: 10.0 * len(cells))
-    told: list[tuple[int, float]] = []
+    expectations: list[tuple[int, float]] = []
     for taus in ((10,), (10, 20)):
         figure = Short("short", "Short runs", ("svm-digits",), taus, long=True)
         reproduce.make(
@@ -121,12 +121,12 @@ def test_a_long_figure_says_before_how_long_it_takes_and_has_one_run_of_each_set
             tmp_path,
             reproduce.grid_size(figure),
             jobs=1,
-            expect=lambda *expected: told.append(expected),
+            expect=lambda *expected: expectations.append(expected),
         )
-    assert told == [(4 * 2 + 1, 90.0), (4, 40.0)]
+    assert expectations == [(4 * 2 + 1, 90.0), (4, 40.0)]
 
 
-def test_the_networks_have_the_few_tau_that_there_is_time_for() -> None:
+def test_cnn_figures_have_few_taus() -> None:
     for name, taus in (
         ("cnn-mnist", (1, 3, 10, 30, 100)),
         ("cnn-fashion", (1, 10, 100)),
@@ -142,10 +142,10 @@ def test_the_networks_have_the_few_tau_that_there_is_time_for() -> None:
     assert reproduce.grid_size(figure, runs=3).runs == 3
 
 
-def test_the_report_has_every_claim_with_its_verdict_and_every_figure(made: Path) -> None:
-    figures = reproduce.read_figures(made)
+def test_report_lists_all_claims(figures_folder: Path) -> None:
+    figures = reproduce.read_figures(figures_folder)
     markdown, html = (
-        page.read_text(encoding="utf-8") for page in write_report(figures, made)
+        page.read_text(encoding="utf-8") for page in write_report(figures, figures_folder)
     )
     claims = [claim for figure in figures for claim in figure.claims]
     assert len(claims) >= 4 + 2 + 6 + 4 + 4
@@ -158,18 +158,20 @@ def test_the_report_has_every_claim_with_its_verdict_and_every_figure(made: Path
     assert f"{held} of {len(claims)} claims hold, in 5 figures" in markdown
     assert html.count('class="yes"') == held
     for figure in figures:
-        assert (made / re.findall(rf"!\[.*\]\(({figure.name}/.*)\)", markdown)[0]).is_file()
+        assert (
+            figures_folder / re.findall(rf"!\[.*\]\(({figure.name}/.*)\)", markdown)[0]
+        ).is_file()
 
 
-def test_the_page_needs_nothing_from_elsewhere(made: Path) -> None:
-    _, html = write_report(reproduce.read_figures(made), made)
+def test_page_loads_nothing(figures_folder: Path) -> None:
+    _, html = write_report(reproduce.read_figures(figures_folder), figures_folder)
     addresses = re.findall(r'(?:src|href)="([^"]*)"', html.read_text(encoding="utf-8"))
     assert addresses
     assert all(address.startswith(("data:image/png;base64,", "#")) for address in addresses)
 
 
 class Short(LossAgainstTau):
-    """With a budget of a few rounds."""
+    """A figure with a budget of a few rounds."""
 
     def settings(self, data_dir: str | None) -> list[Settings]:
         return [
@@ -184,7 +186,7 @@ def chosen(*names: str, with_cnn: bool = False, engine: str = "in-process") -> l
     ]
 
 
-def test_all_leaves_out_what_takes_hours_unless_asked_for() -> None:
+def test_all_omits_long_figures() -> None:
     here = {name for name, figure in FIGURES.items() if figure.engine == "in-process"}
     assert here - set(chosen("all")) == {
         "cnn-mnist",
@@ -198,7 +200,7 @@ def test_all_leaves_out_what_takes_hours_unless_asked_for() -> None:
     assert chosen("nodes", "cnn-mnist") == ["cnn-mnist", "nodes"]
 
 
-def test_the_first_part_of_a_name_stands_for_all_that_begin_with_it() -> None:
+def test_prefix_selects_figures() -> None:
     assert chosen("budget", "svm-sgd") == ["svm-sgd", "budget-dgd", "budget-sgd"]
     assert chosen("instantaneous") == ["instantaneous-dgd", "instantaneous-sgd"]
     assert chosen("instantaneous", engine="network") == [
@@ -220,9 +222,7 @@ def test_the_first_part_of_a_name_stands_for_all_that_begin_with_it() -> None:
         (["nodes"], "ray", "engine must be one of in-process, network, not 'ray'"),
     ],
 )
-def test_a_figure_that_does_not_exist_is_refused_with_those_that_do(
-    names: list[str], engine: str, message: str
-) -> None:
+def test_unknown_figures_are_refused(names: list[str], engine: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         reproduce.choose(names, with_cnn=False, engine=engine)
 

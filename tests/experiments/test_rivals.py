@@ -1,6 +1,4 @@
-"""Rivals that are tuned: their grids, the best cell by separate runs, runs that are kept,
-and runs that fail.
-"""
+"""Tuned rivals: grids, the best cell, reused runs and failed runs."""
 
 import json
 import math
@@ -44,12 +42,12 @@ class TestGrid:
             (True, [9, 9, 27, 27, 9, 18, 9]),
         ],
     )
-    def test_has_every_combination_once(self, quick: bool, sizes: list[int]) -> None:
+    def test_grid_has_every_combination(self, quick: bool, sizes: list[int]) -> None:
         cells = [rival.cells(SHORT) for rival in published_rivals(quick=quick)]
         assert [len(set(each)) for each in cells] == [len(each) for each in cells] == sizes
 
-    def test_cells_are_the_published_methods(self) -> None:
-        """With fixed τ and η, and nothing that only serves estimation."""
+    def test_cells_are_published_methods(self) -> None:
+        """Cells have fixed τ and η, and no estimation."""
         own = replace(
             SHORT,
             update="fedyogi",
@@ -82,8 +80,8 @@ class TestGrid:
             assert not method.request.estimate
 
 
-class TestAgainstSeparateRuns:
-    """Two seeds of a second, in one process."""
+class TestSeparateRuns:
+    """Two seeds with a budget of one second, in one process."""
 
     def results(self, seed: int, **settings: Any) -> fedbudget.Result:
         common: dict[str, Any] = {"budget": "time=1s", "nodes": 3, "case": 2, "seed": seed}
@@ -94,12 +92,12 @@ class TestAgainstSeparateRuns:
             np.mean([getattr(self.results(seed, **settings), name) for seed in (0, 1)])
         )
 
-    def test_all_figures(self, tmp_path: Path) -> None:
-        found = compare_rivals(
+    def test_losses_equal_separate_runs(self, tmp_path: Path) -> None:
+        comparison = compare_rivals(
             SHORT, folder=tmp_path, rivals=[AVERAGING], seeds=[0, 1], jobs=1
         )
-        (paper, averaging) = found.others
-        assert (found.own.name, paper.name, averaging.name) == (
+        (paper, averaging) = comparison.others
+        assert (comparison.own.name, paper.name, averaging.name) == (
             "default",
             "paper",
             "FedAvg",
@@ -108,10 +106,10 @@ class TestAgainstSeparateRuns:
         knobs = {**averaging.knobs, **plain}
         assert averaging.loss == pytest.approx(self.mean("loss", **knobs))
         assert averaging.accuracy == pytest.approx(self.mean("accuracy", **knobs))
-        assert found.own.loss == pytest.approx(self.mean("loss"))
+        assert comparison.own.loss == pytest.approx(self.mean("loss"))
         assert paper.loss == pytest.approx(self.mean("loss", method="paper"))
-        assert (found.own.runs, paper.runs, dict(paper.knobs)) == (0, 0, {})
-        assert found.title == "svm on digits, 3 nodes, case:2"
+        assert (comparison.own.runs, paper.runs, dict(paper.knobs)) == (0, 0, {})
+        assert comparison.title == "svm on digits, 3 nodes, case:2"
         for tau in (2, 9):
             for eta in (0.01, 0.2):
                 assert (
@@ -119,19 +117,17 @@ class TestAgainstSeparateRuns:
                     <= self.mean("loss", tau=tau, step_size=eta, **plain) + 1e-3
                 )
 
-    def test_a_method_that_is_the_papers_has_one_row(self, tmp_path: Path) -> None:
+    def test_paper_method_has_one_row(self, tmp_path: Path) -> None:
         paper = replace(SHORT, method="paper")
-        found = compare_rivals(paper, folder=tmp_path, rivals=[], seeds=[0], jobs=1)
-        assert (found.own.name, found.others) == ("paper", ())
-        assert found.own.loss == pytest.approx(self.results(0, method="paper").loss)
+        comparison = compare_rivals(paper, folder=tmp_path, rivals=[], seeds=[0], jobs=1)
+        assert (comparison.own.name, comparison.others) == ("paper", ())
+        assert comparison.own.loss == pytest.approx(self.results(0, method="paper").loss)
 
 
-class TestRuns:
-    def made(self, settings: Settings, **how: Any) -> Columns | Failure:
-        """A valley: the best is τ = 3 and η = 30, beyond the grid; above that it diverges,
-        and with τ = 9 it fails.
-
-        With a fall, η = 30 is even better, but seed 1 does not think so.
+class TestTuning:
+    def attempt(self, settings: Settings, **how: Any) -> Columns | Failure:
+        """A synthetic loss with its minimum at τ = 3 and η = 30, outside the grid. Larger η
+        diverges, and τ = 9 fails. A falling step size improves seed 0 and worsens seed 1.
         """
         if settings.tau == 9:
             return Failure("out of memory")
@@ -144,12 +140,10 @@ class TestRuns:
         return {"loss": [None if eta > 50 else loss], "accuracy": [0.75]}
 
     @pytest.fixture
-    def faked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cells, "attempt", self.made)
+    def simulated_valley(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cells, "attempt", self.attempt)
 
-    def test_finds_the_best_beyond_the_edge_and_by_all_seeds(
-        self, faked: None, tmp_path: Path
-    ) -> None:
+    def test_search_leaves_the_grid(self, simulated_valley: None, tmp_path: Path) -> None:
         rival = Rival("FedAvg", {}, {"tau": (1, 10), "step_size": (0.1, 1.0)})
         (_, one), (_, two) = (
             compare_rivals(
@@ -162,30 +156,30 @@ class TestRuns:
         assert [one.loss, two.loss] == pytest.approx([0.9, 1.0])
         assert two.runs == one.runs + 3  # the second seed of three
 
-    def test_those_that_fail_or_diverge_count_as_infinite(
-        self, faked: None, tmp_path: Path
+    def test_failed_runs_have_infinite_loss(
+        self, simulated_valley: None, tmp_path: Path
     ) -> None:
-        seen: list[tuple[int, int, int]] = []
-        lost = Rival("lost", {}, {"tau": (9,), "step_size": (0.2,)})
+        calls: list[tuple[int, int, int]] = []
+        failing = Rival("failing", {}, {"tau": (9,), "step_size": (0.2,)})
         diverged = Rival("diverged", {}, {"tau": (3,), "step_size": (60.0,)})
-        found = compare_rivals(
+        comparison = compare_rivals(
             SHORT,
             folder=tmp_path,
-            rivals=[lost, diverged],
+            rivals=[failing, diverged],
             seeds=[0],
             jobs=1,
-            progress=lambda *told: seen.append(told),
+            progress=lambda *counts: calls.append(counts),
         )
-        for other in found.others[1:]:
-            assert (other.loss, found.ratio(other)) == (math.inf, math.inf)
+        for other in comparison.others[1:]:
+            assert (other.loss, comparison.ratio(other)) == (math.inf, math.inf)
             assert {**other.to_json()}["loss"] is None
-        # The method and the paper's, and each rival's cell with a fall and without; those
-        # of the first fail.
-        assert seen[-1] == (2 + 2 + 2, 2 + 2 + 2, 2)
-        assert [told[0] for told in seen] == sorted(told[0] for told in seen)
-        assert json.loads(json.dumps(found.to_json()))["others"][2]["ratio"] is None
+        # The default, the paper's method, and each rival's cell with and without a falling
+        # step size. Both cells of the first rival fail.
+        assert calls[-1] == (2 + 2 + 2, 2 + 2 + 2, 2)
+        assert [counts[0] for counts in calls] == sorted(counts[0] for counts in calls)
+        assert json.loads(json.dumps(comparison.to_json()))["others"][2]["ratio"] is None
 
-    def test_a_method_that_cannot_be_run_ends_it(
+    def test_failing_untuned_method_ends_comparison(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setattr(
@@ -196,8 +190,8 @@ class TestRuns:
         ):
             compare_rivals(SHORT, folder=tmp_path, rivals=[AVERAGING], seeds=[0], jobs=1)
 
-    def test_what_is_done_stays_done(
-        self, faked: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    def test_finished_runs_are_reused(
+        self, simulated_valley: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         rival = Rival("FedAvg", {}, {"tau": (2,), "step_size": (0.01, 0.03)})
         before = compare_rivals(
@@ -205,7 +199,7 @@ class TestRuns:
         )
 
         def never(settings: Settings, **how: Any) -> Columns:
-            raise AssertionError("made again")
+            raise AssertionError("a finished run was repeated")
 
         monkeypatch.setattr(cells, "attempt", never)
         assert (
@@ -219,7 +213,7 @@ class TestRuns:
             (
                 Settings(method="centralized"),
                 {},
-                "centralized descent has no rivals: use method accelerated, frugal or paper",
+                "centralized descent has no rivals: use method accelerated, frugal or",
             ),
             (SHORT, {"seeds": []}, "at least one seed"),
             (SHORT, {"rivals": [Rival("x", {}, {"tau": ()})]}, "one value of each knob"),
@@ -227,7 +221,7 @@ class TestRuns:
             (replace(SHORT, dataset="nowhere"), {}, "unknown dataset 'nowhere'"),
         ],
     )
-    def test_what_cannot_work_is_refused(
+    def test_wrong_options_are_refused(
         self, settings: Settings, options: dict[str, Any], message: str, tmp_path: Path
     ) -> None:
         with pytest.raises(UserError, match=message):
@@ -235,10 +229,8 @@ class TestRuns:
 
 
 def test_ratios_by_hand() -> None:
-    own, other = (
-        TunedResult("default", {}, 0.4, 0.9),
-        TunedResult("FedAvg", {"tau": 3}, 0.5, None, 70),
-    )
+    own = TunedResult("default", {}, 0.4, 0.9)
+    other = TunedResult("FedAvg", {"tau": 3}, 0.5, None, 70)
     assert RivalComparison("", own, (other,)).ratio(other) == pytest.approx(1.25)
     assert RivalComparison("", replace(own, loss=math.inf), (other,)).ratio(other) is None
     assert RivalComparison("svm on digits", own, (other,)).to_json() == {
@@ -258,12 +250,15 @@ def test_ratios_by_hand() -> None:
 
 
 class TestCommand:
-    """On samples of a person's own, in parallel."""
+    """`fedbudget compare --rivals` on a custom table, with two processes."""
 
-    COMMAND = "compare --rivals --quick --taus 5 --seeds 1 --budget time=1s --model linear --dataset homes.csv --jobs 2"
+    COMMAND = (
+        "compare --rivals --quick --taus 5 --seeds 1 --budget time=1s "
+        "--model linear --dataset homes.csv --jobs 2"
+    )
 
     @pytest.fixture(autouse=True)
-    def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homes_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         rng = np.random.default_rng(0)
         rows = rng.normal(size=(200, 3))
@@ -275,28 +270,21 @@ class TestCommand:
         assert code == 0
         return out
 
-    def test_prints_what_its_json_says(self, capsys: pytest.CaptureFixture[str]) -> None:
-        (found,) = json.loads(self.printed("--partition dirichlet:0.5 --json", capsys))[
-            "comparisons"
-        ]
-        assert found["title"] == "linear on homes.csv, 5 nodes, dirichlet:0.5"
-        names = [
-            "paper",
-            "FedAvg",
-            "FedAvgM",
-            "FedAdam",
-            "FedYogi",
-            "SCAFFOLD",
-            "FedProx",
-            "FedNova",
-        ]
-        assert [other["name"] for other in found["others"]] == names
+    def test_table_equals_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        (comparison,) = json.loads(
+            self.printed("--partition dirichlet:0.5 --json", capsys)
+        )["comparisons"]
+        assert comparison["title"] == "linear on homes.csv, 5 nodes, dirichlet:0.5"
+        names = "paper FedAvg FedAvgM FedAdam FedYogi SCAFFOLD FedProx FedNova"
+        assert [other["name"] for other in comparison["others"]] == names.split()
         table = self.printed("--partition dirichlet:0.5", capsys).splitlines()
         assert (
-            table[0]
-            == f"{found['title']}: loss on all training samples at the end of time=1s, one run"
+            table[0] == f"{comparison['title']}: loss on all training samples "
+            "at the end of time=1s, one run"
         )
-        for line, row in zip(table[2:], [found["own"], *found["others"]], strict=False):
+        for line, row in zip(
+            table[2:], [comparison["own"], *comparison["others"]], strict=False
+        ):
             ratio = row.get("ratio", 1.0)
             assert line.split()[:4] == [
                 row["name"],
@@ -308,7 +296,7 @@ class TestCommand:
                 assert f"τ = 5, η = {row['knobs']['step_size']:g}, server step = " in line
             assert ("falling" in line) == ("step_fall" in row["knobs"])
 
-    def test_a_table_for_each_case(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_one_table_per_case(self, capsys: pytest.CaptureFixture[str]) -> None:
         titles = [
             line
             for line in self.printed("--cases 1,3", capsys).splitlines()

@@ -138,7 +138,7 @@ def test_masked_vectors_look_random() -> None:
 
 
 def recoverable_secrets(summed: MaskedSum) -> tuple[set[str], set[str]]:
-    """Nodes whose own seed, and nodes whose key of pair seeds, the aggregator can recover."""
+    """Nodes whose own seed, and nodes whose pair key, the aggregator can recover."""
 
     def recovered(kind: str) -> set[str]:
         counts = dict.fromkeys(summed.circle, 0)

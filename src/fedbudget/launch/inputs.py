@@ -117,7 +117,7 @@ def require_known_model(run: Path, model: str) -> None:
     """Refuse a model object of a run, which only its program can create again."""
     if model not in catalogue.MODELS and not python_file.is_reference(model):
         raise UserError(
-            f"{run} has a model that was given from Python, {model}: pass it again, or "
+            f"{run} has a model that was passed from Python, {model}: pass it again, or "
             "train with `model` net.py:NAME, which can be loaded again"
         )
 

@@ -1,6 +1,4 @@
-"""The figures of tuned rivals: rows that separate runs bear out, times to a loss, and
-claims that can fail.
-"""
+"""Figures of tuned rivals: rows, times to a loss, and claims that hold or fail."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,8 +34,8 @@ SHORT: dict[str, Any] = {
 ONE = Rival("FedAvg", {}, {"tau": (3,), "step_size": (0.3,)})
 
 
-class Short(Rivals):
-    """One task, and one rival with one cell, which is not looked further from."""
+class ShortRivals(Rivals):
+    """One task, and one rival with one cell and no further search."""
 
     def rivals(self, size: GridSize) -> Sequence[Rival]:
         return [ONE]
@@ -47,8 +45,8 @@ class Short(Rivals):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
-    figure = Short(
+def reproduction(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
+    figure = ShortRivals(
         "rivals", "Rivals", ("digits",), long=True, settings_of={"digits": SHORT}
     )
     out = tmp_path_factory.mktemp("reproduction")
@@ -71,8 +69,8 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def test_rows_are_what_separate_runs_give(made: tuple[Path, Rows]) -> None:
-    _, rows = made
+def test_rows_equal_separate_runs(reproduction: tuple[Path, Rows]) -> None:
+    _, rows = reproduction
     own, paper, averaging = rows
     assert [row["method"] for row in rows] == ["default", "paper", "FedAvg"]
     for row, options in ((own, {}), (paper, {"method": "paper"}), (averaging, PLAIN)):
@@ -83,8 +81,8 @@ def test_rows_are_what_separate_runs_give(made: tuple[Path, Rows]) -> None:
     assert (averaging["tuning_runs"], averaging["budget_seconds"]) == (2, 1.0)
 
 
-def test_times_are_those_of_runs_that_end_there(made: tuple[Path, Rows]) -> None:
-    (averaging,) = where(made[1], method="FedAvg")
+def test_times_equal_separate_runs(reproduction: tuple[Path, Rows]) -> None:
+    (averaging,) = where(reproduction[1], method="FedAvg")
     reached = [
         run(seed, until=f"loss={run(seed, **PLAIN).loss!r}", evaluations=25)
         for seed in (0, 1)
@@ -96,32 +94,32 @@ def test_times_are_those_of_runs_that_end_there(made: tuple[Path, Rows]) -> None
     assert averaging["seconds"] is None  # it ends above the default
 
 
-def test_page_has_the_table_and_the_claims(made: tuple[Path, Rows]) -> None:
-    out, _ = made
-    (found,) = reproduce.read_figures(out)
+def test_page_has_table_and_claims(reproduction: tuple[Path, Rows]) -> None:
+    out, _ = reproduction
+    (result,) = reproduce.read_figures(out)
     assert (
-        found.made_of
+        result.made_of
         == "mean of 2 runs of each method at its best, tuned over full grids, on digits"
     )
-    assert found.table is not None
-    assert [row[:2] for row in found.table.rows] == [
+    assert result.table is not None
+    assert [row[:2] for row in result.table.rows] == [
         ("digits", name) for name in ("default", "paper", "FedAvg")
     ]
-    assert found.table.rows[2][5] == "never"
-    assert found.table.rows[2][6].endswith("% of the budget")
-    assert [claim.holds for claim in found.claims] == [True, True]
-    assert found.picture.stat().st_size > 1000
+    assert result.table.rows[2][5] == "never"
+    assert result.table.rows[2][6].endswith("% of the budget")
+    assert [claim.holds for claim in result.claims] == [True, True]
+    assert result.picture.stat().st_size > 1000
 
 
-def test_what_is_done_stays_done(
-    made: tuple[Path, Rows], monkeypatch: pytest.MonkeyPatch
+def test_finished_runs_are_reused(
+    reproduction: tuple[Path, Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def attempt(settings: Settings, **how: Any) -> Columns | Failure:
-        raise AssertionError("a run that is kept was made again")
+        raise AssertionError("a finished run was repeated")
 
     monkeypatch.setattr(cells, "attempt", attempt)
-    out, before = made
-    figure = Short(
+    out, before = reproduction
+    figure = ShortRivals(
         "rivals", "Rivals", ("digits",), long=True, settings_of={"digits": SHORT}
     )
     assert (
@@ -137,9 +135,9 @@ def test_what_is_done_stays_done(
 
 
 class TestTimesToLoss:
-    """Of three seeds, by hand."""
+    """Three seeds, by hand."""
 
-    def found(
+    def times(
         self,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
@@ -161,24 +159,25 @@ class TestTimesToLoss:
         tuned = TunedResult(
             "FedAvg", {}, other, None, cell=Settings(tau=3), losses=(other,) * 3
         )
-        found = times_to_loss(
-            RivalComparison("", own, (tuned,)), folder=tmp_path, seeds=range(3), jobs=1
-        )
-        return found["FedAvg"]
+        comparison = RivalComparison("", own, (tuned,))
+        times = times_to_loss(comparison, folder=tmp_path, seeds=range(3), jobs=1)
+        return times["FedAvg"]
 
-    def test_are_medians(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.found(tmp_path, monkeypatch, [0.9, None, 0.5]) == TimesToLoss(0.9, 0.25)
-
-    def test_a_run_that_ends_below_is_there_at_its_end(
+    def test_times_are_medians(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        found = self.found(tmp_path, monkeypatch, [None, None, 0.5], other=0.9)
-        assert found.other == 1.0
+        assert self.times(tmp_path, monkeypatch, [0.9, None, 0.5]) == TimesToLoss(0.9, 0.25)
 
-    def test_most_never_reach_it(
+    def test_better_run_counts_its_end(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert self.found(tmp_path, monkeypatch, [0.9, None, None]).other is None
+        times = self.times(tmp_path, monkeypatch, [None, None, 0.5], other=0.9)
+        assert times.other == 1.0
+
+    def test_unreached_loss_has_no_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.times(tmp_path, monkeypatch, [0.9, None, None]).other is None
 
 
 def rows_of(**losses: float | None) -> list[Row]:
@@ -200,7 +199,7 @@ class TestClaims:
     def claims(self, **losses: float | None) -> list[Claim]:
         return FIGURES["rivals"].claims(rows_of(**losses))
 
-    def test_the_papers_method_is_no_rival(self) -> None:
+    def test_paper_method_is_no_rival(self) -> None:
         own, best = own_and_best(rows_of(default=1.0, paper=0.1, FedAvg=3.0, FedAdam=2.0))
         assert (own["method"], best["method"]) == ("default", "FedAdam")
 
@@ -208,22 +207,19 @@ class TestClaims:
         ("best", "holds"),
         [(1.0, [True, False]), (0.96, [True, False]), (0.9, [False, False])],
     )
-    def test_fail_where_a_rival_is_better(self, best: float, holds: list[bool]) -> None:
+    def test_claims_fail_if_rival_wins(self, best: float, holds: list[bool]) -> None:
         assert [
             claim.holds for claim in self.claims(default=1.0, FedAvg=2.0, FedAdam=best)
         ] == holds
 
-    def test_hold_where_none_is(self) -> None:
+    def test_claims_hold_if_none_wins(self) -> None:
         assert [
             claim.holds for claim in self.claims(default=1.0, FedAvg=2.0, FedAdam=None)
-        ] == [
-            True,
-            True,
-        ]
+        ] == [True, True]
 
 
 class TestTasks:
-    def test_are_of_what_there_is(self) -> None:
+    def test_tasks_are_valid(self) -> None:
         for name in ("rivals", "more-rivals", "niid-bench"):
             figure = FIGURES[name]
             settings = figure.settings(None)
@@ -232,18 +228,20 @@ class TestTasks:
             assert {each.method for each in settings} == {Settings().method}
             assert all("time" in each.limits().limits for each in settings)
 
-    def test_published_accuracies_are_of_the_benchmarks_settings(self) -> None:
+    def test_published_accuracies_match_tasks(self) -> None:
         assert rivals_figure.PUBLISHED.keys() == rivals_figure.TASKS["niid-bench"].keys()
-        assert {each["nodes"] for each in rivals_figure.TASKS["niid-bench"].values()} == {10}
+        assert {each["nodes"] for each in rivals_figure.TASKS["niid-bench"].values()} == {
+            10
+        }
 
-    def test_published_accuracies_are_beside_ours(self) -> None:
+    def test_table_has_published_accuracies(self) -> None:
         task = "Fashion-MNIST, 2 labels"
         rows = [{**row, "task": task} for row in rows_of(default=1.0, SCAFFOLD=2.0)]
         table = FIGURES["niid-bench"].table(rows)
         assert table is not None
         assert [row[4] for row in table.rows] == ["", "33.8 ± 41.2"]
 
-    def test_the_least_that_is_made_is_known_beforehand(self) -> None:
+    def test_minimum_number_of_runs(self) -> None:
         figure = FIGURES["rivals"]
         (first, *_) = figure.settings(None)
         runs = figure.runs(first, GridSize(5)).cells

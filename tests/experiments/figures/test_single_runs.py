@@ -1,4 +1,4 @@
-"""Claims of the paper that are judged by single runs, and those of asynchronous descent."""
+"""Claims of the paper about single runs and about asynchronous descent."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,15 +14,15 @@ LOSS_AFTER = ("time=5s", "time=100s")
 
 
 def claims(name: str, rows: Rows) -> dict[str, Claim]:
-    """By what follows the title."""
+    """Claims of a figure by their text without the title."""
     return {claim.text.partition(": ")[2]: claim for claim in FIGURES[name].claims(rows)}
 
 
 class TestSingleRun:
     @staticmethod
     def rows(changed: Mapping[str, dict[int, float]] = NOTHING, last: int = 3) -> list[Row]:
-        """Ten rounds in each case, as the paper saw them, but for what is changed by case."""
-        seen = {
+        """Ten rounds in each case as in the paper, except for changed values."""
+        values_by_case = {
             "delta": {1: 0.3, 2: 1.0, 3: 0.0, 4: 2.0},
             "rho": {1: 0.1, 2: 0.5, 3: 0.0, 4: 0.6},
             "beta": {1: 2.0, 2: 5.0, 3: 0.0, 4: 6.0},
@@ -30,20 +30,22 @@ class TestSingleRun:
             "jump": dict.fromkeys(CASES, 40.0),
             "wave": dict.fromkeys(CASES, 0.5),
         } | dict(changed)
-        found = []
+        results = []
         for case in CASES:
-            own = {name: values[case] for name, values in seen.items()}
-            jump, wave, c = own.pop("jump"), own.pop("wave"), own.pop("c_time")
+            values = {name: by_case[case] for name, by_case in values_by_case.items()}
+            jump, wave, c = values.pop("jump"), values.pop("wave"), values.pop("c_time")
             for number, tau in enumerate([1, 10, 40, 40, 40, 40, 40, 40, jump, last]):
-                estimates: dict[str, Any] = dict(own) if number else dict.fromkeys(own)
+                estimates: dict[str, Any] = (
+                    dict(values) if number else dict.fromkeys(values)
+                )
                 b = 0.1 * (1 + wave * (-1) ** number)
                 times = {"c_time": c, "b_time": b, "spent_time": 3.0 * (number + 1)}
-                found.append({"case": case, "tau": tau, **times, **estimates})
-        return found
+                results.append({"case": case, "tau": tau, **times, **estimates})
+        return results
 
-    def test_what_the_paper_saw_holds(self) -> None:
-        found = claims("instantaneous-dgd", self.rows())
-        assert {text for text, claim in found.items() if claim.holds} == {
+    def test_claims_hold(self) -> None:
+        results = claims("instantaneous-dgd", self.rows())
+        assert {text for text, claim in results.items() if claim.holds} == {
             "τ* is stable after it has adapted",
             "τ* falls at the end",
             "δ̂ is larger in Cases 2 and 4",
@@ -52,7 +54,7 @@ class TestSingleRun:
             "a step takes much longer in Case 3",
             "b fluctuates",
         }
-        assert all(claim.holds and claim.quote for claim in found.values())
+        assert all(claim.holds and claim.quote for claim in results.values())
 
     @pytest.mark.parametrize(
         ("text", "changed"),
@@ -78,52 +80,52 @@ class TestSingleRun:
             ("b fluctuates", {"wave": {1: 0.5, 2: 0.09, 3: 0.5, 4: 0.5}}),
         ],
     )
-    def test_one_case_that_is_otherwise_is_enough_for_a_claim_to_fail(
+    def test_one_case_refutes_a_claim(
         self, text: str, changed: dict[str, dict[int, float]]
     ) -> None:
-        found = claims("instantaneous-dgd", self.rows(changed))
-        assert [name for name, claim in found.items() if not claim.holds] == [text]
+        results = claims("instantaneous-dgd", self.rows(changed))
+        assert [name for name, claim in results.items() if not claim.holds] == [text]
 
-    def test_the_end_is_lower_than_the_median_before(self) -> None:
-        found = claims("instantaneous-sgd", self.rows(last=39))["τ* falls at the end"]
-        assert found.holds
-        assert found.measured.endswith("40 to 39 in Case 4")
+    def test_last_tau_is_below_median(self) -> None:
+        results = claims("instantaneous-sgd", self.rows(last=39))["τ* falls at the end"]
+        assert results.holds
+        assert results.measured.endswith("40 to 39 in Case 4")
         assert not claims("instantaneous-sgd", self.rows(last=40))[
             "τ* falls at the end"
         ].holds
 
-    def test_stable_is_a_deviation_of_half_the_mean(self) -> None:
-        """Of 40, 40, 40, 40, 40 and j the mean is (200 + j) / 6 and the variance 5 (j -
-        40)² / 36.
+    def test_stability_limit(self) -> None:
+        """The limit is a deviation of half the mean. For 40, 40, 40, 40, 40 and j the mean
+        is (200 + j) / 6 and the variance 5 (j - 40)² / 36.
         """
         text = "τ* is stable after it has adapted"
         for jump, share in ((100, "0.45"), (120, "0.56")):
-            found = claims(
+            results = claims(
                 "instantaneous-sgd", self.rows({"jump": dict.fromkeys(CASES, float(jump))})
             )[text]
-            assert f"time: {share}, {share}, {share}, {share} in" in found.measured
-            assert found.holds == (share <= "0.50")
+            assert f"time: {share}, {share}, {share}, {share} in" in results.measured
+            assert results.holds == (share <= "0.50")
 
-    def test_mini_batches_take_as_long_in_every_case(self) -> None:
+    def test_sgd_has_no_step_claim(self) -> None:
         assert "a step takes much longer in Case 3" not in claims(
             "instantaneous-sgd", self.rows()
         )
 
 
 class TestPrototype:
-    def test_its_claims_are_judged_by_what_was_measured(self) -> None:
+    def test_claims_use_measured_runs(self) -> None:
         simulated = [row | {"costs": "simulated"} for row in TestSingleRun.rows()]
         measured = [row | {"costs": "measured", "tau": 1} for row in TestSingleRun.rows()]
         text = "τ* is above 1 in Cases 1 and 2"
-        found = claims("instantaneous-dgd-network", simulated + measured)
-        assert not found[text].holds
-        assert not found["τ* falls at the end"].holds
+        results = claims("instantaneous-dgd-network", simulated + measured)
+        assert not results[text].holds
+        assert not results["τ* falls at the end"].holds
         higher = [row | {"costs": "measured"} for row in TestSingleRun.rows()]
-        found = claims("instantaneous-dgd-network", simulated + higher)
-        assert found[text].holds
-        assert found[text].measured == "median 40, 40, 40, 40 in Cases 1-4"
+        results = claims("instantaneous-dgd-network", simulated + higher)
+        assert results[text].holds
+        assert results[text].measured == "median 40, 40, 40, 40 in Cases 1-4"
 
-    def test_every_case_is_made_twice_simulated_and_measured_with_two_fast_nodes_and_three_slow(
+    def test_cells_and_testbed(
         self,
     ) -> None:
         figure = FIGURES["instantaneous-sgd-network"]
@@ -132,19 +134,15 @@ class TestPrototype:
         assert {cell.nodes for cell in sweep.cells} == {5}
         assert sweep.testbed == PROTOTYPE
         fast, slow = min(PROTOTYPE.paces), max(PROTOTYPE.paces)
-        assert (PROTOTYPE.paces, slow / fast, 2 * PROTOTYPE.delay) == (
-            (fast, fast, slow, slow, slow),
-            4,
-            0.13,
-        )
+        assert PROTOTYPE.paces == (fast, fast, slow, slow, slow)
+        assert slow / fast == 4
+        assert 2 * PROTOTYPE.delay == 0.13
 
 
 class TestAsynchronous:
     @staticmethod
     def rows(excess: dict[int, float], early: float = 0.1, lost: float = 0.02) -> list[Row]:
-        """Asynchronous losses that are so much higher than 0.2 at the end, and `early`
-        higher before.
-        """
+        """Asynchronous losses above 0.2: by `excess` at the end, by `early` before."""
         return [
             {
                 "case": case,
@@ -158,23 +156,25 @@ class TestAsynchronous:
             for budget, late in zip(LOSS_AFTER, (False, True), strict=True)
         ]
 
-    def test_worse_with_other_data_and_similar_with_the_same_holds_by_the_longest_budget(
+    def test_asynchronous_claims_hold(
         self,
     ) -> None:
-        found = claims("asynchronous-sgd", self.rows({1: 0.01, 2: 0.11, 3: -0.02, 4: 0.12}))
-        assert [claim.holds for claim in found.values()] == [True, True, True, True]
+        results = claims(
+            "asynchronous-sgd", self.rows({1: 0.01, 2: 0.11, 3: -0.02, 4: 0.12})
+        )
+        assert [claim.holds for claim in results.values()] == [True, True, True, True]
         assert (
             "-2.0 in Case 2, -2.0 in Case 4"
-            in found["asynchronous has a lower accuracy in Cases 2 and 4"].measured
+            in results["asynchronous has a lower accuracy in Cases 2 and 4"].measured
         )
 
-    def test_the_other_way_round_does_not(self) -> None:
-        found = claims(
+    def test_asynchronous_claims_fail(self) -> None:
+        results = claims(
             "asynchronous-sgd",
             self.rows({1: 0.1, 2: 0.2, 3: 0.0, 4: 0.09}, early=-0.01, lost=0),
         )
-        assert [claim.holds for claim in found.values()] == [False, False, False, False]
-        slower = found["asynchronous converges more slowly in Cases 2 and 4"]
+        assert [claim.holds for claim in results.values()] == [False, False, False, False]
+        slower = results["asynchronous converges more slowly in Cases 2 and 4"]
         assert (
             slower.measured
             == "its loss is higher at 1 of 2 times in Case 2, 1 of 2 times in Case 4"
@@ -192,11 +192,11 @@ class TestAsynchronous:
                 "accuracy": 0.9,
             }
             for case in CASES
-            for method, own in losses.items()
-            for number, loss in enumerate(own)
+            for method, values in losses.items()
+            for number, loss in enumerate(values)
         ]
 
-    def test_a_sudden_change_is_a_rise_of_a_twentieth_from_one_look_to_the_next(
+    def test_sudden_change_is_five_percent(
         self,
     ) -> None:
         falling = [0.5, 0.4, 0.3, 0.3]
@@ -214,18 +214,18 @@ class TestAsynchronous:
         ).values()
         assert not claim.holds
 
-    def test_changes_that_synchronous_descent_has_too_are_none_of_asynchronous_descent(
+    def test_shared_changes_do_not_count(
         self,
     ) -> None:
         jumps = [0.5, 0.4, 0.44, 0.41]
         (claim,) = claims("asynchronous-dgd-run", self.single(jumps, jumps)).values()
         assert not claim.holds
 
-    def test_rounds_in_which_nobody_looked_do_not_count(self) -> None:
+    def test_unevaluated_rounds_do_not_count(self) -> None:
         rows = self.single([0.5, 0.4, 0.43, 0.41], [0.5, 0.4, 0.3, 0.3])
-        unseen = [
+        unevaluated = [
             row | {"test_loss": None} if row["test_loss"] == 0.43 else row for row in rows
         ]
-        (claim,) = claims("asynchronous-dgd-run", unseen).values()
+        (claim,) = claims("asynchronous-dgd-run", unevaluated).values()
         assert not claim.holds
         assert "+2.5%, +2.5%, +2.5%, +2.5% in Cases 1-4" in claim.measured
