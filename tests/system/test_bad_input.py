@@ -19,9 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with valid and invalid files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDBUDGET_DATA", "nothing")
-    monkeypatch.setenv(
-        "XDG_CACHE_HOME", str(tmp_path / "cache")
-    )  # which counts only as a whole path
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # must be absolute
     good = "a,b,y\n" + "1,2,0\n3,5,1\n" * 10
     for name, text in {
         "good.csv": good,

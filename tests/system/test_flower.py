@@ -21,7 +21,7 @@ SOON: dict[str, Any] = {
     "partition": "case:2",
 }
 
-pytestmark = pytest.mark.xdist_group("flower")  # which has one fleet
+pytestmark = pytest.mark.xdist_group("flower")  # one shared fleet
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ FEATURES, SAMPLES = 64, 10
 
 
 @pytest.mark.slow
-def test_sixty_nodes_take_part_in_every_round(tmp_path: Path) -> None:
+def test_sixty_nodes_miss_no_round(tmp_path: Path) -> None:
     _memory_over(tmp_path, nodes=60, seconds=6.0)
 
 

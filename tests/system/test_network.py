@@ -60,9 +60,10 @@ def test_simulated_costs_equal_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["paper", "frugal"])
 @pytest.mark.parametrize("batch", ["full", 64])
-def test_measured_costs_keep_w_with_fixed_tau(
+def test_measured_costs_do_not_change_w(
     tmp_path: Path, method: str, batch: int | str
 ) -> None:
+    """With a fixed τ, w does not depend on costs."""
     options: dict[str, Any] = {
         "method": method,
         "tau": 7,

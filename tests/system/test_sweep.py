@@ -257,7 +257,7 @@ def _read(control: int) -> bytes:
         return b""
 
 
-def test_wrong_file_is_rejected_in_one_line(
+def test_wrong_file_fails_in_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "s.toml").write_text("[grid]\ntaus = [1]\n")
