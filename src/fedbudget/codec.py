@@ -61,7 +61,13 @@ def flatten(value: object) -> tuple[Any, Arrays]:
             return path
         inside = f"{path}." if path else ""
         if kind is object:
-            return {name: plain(getattr(part, name), inside + name) for name in _names(own)}
+            values = {}
+            for name in _names(own):
+                value = getattr(part, name)
+                # Most fields are plain: a call for each would take most of the time.
+                is_plain = type(value) in _PLAIN
+                values[name] = value if is_plain else plain(value, inside + name)
+            return values
         if kind is Mapping:
             return {
                 str(name): plain(each, f"{inside}{name}") for name, each in part.items()
