@@ -109,17 +109,13 @@ class TestCharges:
         outcome = plan.engine.run(observe=observe)
         return outcome.ledger.spent, now() - began - observing, observing
 
-    def test_every_vector_is_counted_in_bytes(self) -> None:
+    @pytest.mark.parametrize(("method", "vectors"), [("paper", 3), ("frugal", 2)])
+    def test_every_vector_is_counted_in_bytes(self, method: str, vectors: int) -> None:
         """Eight more parameters add 32 bytes to each vector: w sent and received, and the
-        gradient if requested.
+        gradient with the paper's method after round 1.
         """
-        plain = self.more_bytes(method="paper")
-        first, estimated, final = 32 * 2 * NODES, 32 * 3 * NODES, 32 * NODES
-        assert plain == [first, estimated, estimated, estimated, final]
-
-    def test_frugal_sends_no_gradient(self) -> None:
-        each, final = 32 * 2 * NODES, 32 * NODES
-        assert self.more_bytes(method="frugal") == [each, each, each, each, final]
+        first, later, final = 32 * 2 * NODES, 32 * vectors * NODES, 32 * NODES
+        assert self.more_bytes(method) == [first, later, later, later, final]
 
     def more_bytes(self, method: str) -> list[float]:
         """The bytes that eight more parameters add to each of four rounds and the final
@@ -321,7 +317,8 @@ class TestBudgetIsKept:
             endings[str(history[-2:][0][0].reason)] += 1
         assert over <= 5
         assert np.median(unused) < 0.2  # most of these budgets cover a few rounds
-        # The final loss is evaluated in nearly every run.
+        # Not in all runs: with a budget for a few rounds, the final evaluation could
+        # overshoot.
         assert endings["evaluated"] >= 0.92 * self.RUNS
         for reason in (Reason.BUDGET, Reason.REST, Reason.FIXED):
             assert endings[reason] > 0, f"no run ended with {reason}: {endings}"

@@ -1,4 +1,4 @@
-"""The Ray engine without a cluster. Runs on a cluster are in tests/system."""
+"""The Ray engine without a cluster. tests/launch/test_on_ray.py runs on a cluster."""
 
 import numpy as np
 import pytest

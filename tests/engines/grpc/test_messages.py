@@ -320,6 +320,7 @@ def test_compression_error_reaches_next_report() -> None:
         ("numbers", bytes(NUMBERS - 1)),
         ("numbers", bytes(NUMBERS + 8)),
         ("costs", b""),
+        ("size", 0),
         ("size", 47),
         ("size", 49),
         ("size", 24),

@@ -4,23 +4,15 @@ import threading
 
 import pytest
 
-from fedbudget.engines.grpc.messages import AggregatorReader, pack_ready
+from fedbudget.engines.grpc.messages import AggregatorReader
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from support.methods import bits
-from support.networked import (
-    COSTS,
-    LONG,
-    Network,
-    network,
-    node_data,
-    wait_until,
-    without_network,
-)
-from support.raw_peers import RawPeer, report_of, samples
+from support.networked import LONG, Network, network, node_data, without_network
+from support.raw_peers import RawPeer, samples
 
 
 def test_interrupt_ends_waiting_for_nodes() -> None:
@@ -64,28 +56,6 @@ def test_node_numbers_follow_names() -> None:
             for name, member in net.server.members.snapshot().items()
         }
         assert result == {"node-2": [0], "node-9": [1], "node-10": [2]}
-
-
-def test_byte_counts_of_peers_match() -> None:
-    with network() as net:
-        peers = [RawPeer(net, f"peer-{number}") for number in range(3)]
-        for peer in peers:
-            peer.send(peer.hello())
-        net.server.wait_for(3, lambda: False)
-        net.server.start(net.task)
-        for peer in peers:
-            peer.receive()
-            peer.send(*pack_ready(COSTS))
-        net.ready(3)
-        net.aggregator.start()
-        for _ in range(3):
-            broadcast = net.begin()
-            for peer in peers:
-                peer.receive()
-                peer.send(*report_of(broadcast))
-            net.finish()
-        wait_until(lambda: net.server.counters.sent == sum(peer.received for peer in peers))
-        assert net.server.counters.received == sum(peer.sent for peer in peers)
 
 
 def test_farewell_reaches_all_nodes() -> None:
