@@ -359,7 +359,7 @@ def test_overspending_is_bounded_by_rising_costs(
     while isinstance(broadcast, Broadcast):
         at_once = (
             broadcast.tau == 0 and not stopping
-        )  # the final loss, which is evaluated even if it does not fit
+        )  # the final loss is evaluated even if it does not fit
         if not stopping and not at_once:
             decided, beyond = aggregator.ledger.costs, np.zeros_like(beyond)
         stopping = broadcast.stop

@@ -147,26 +147,21 @@ class TestWithoutDrift:
 
     @pytest.mark.parametrize("name", MODELS)
     @pytest.mark.parametrize("batch", [None, 5])
-    def test_one_update_a_round(self, name: str, batch: int | None) -> None:
-        case = problem(name, 4)
-        parts = unequal_parts(len(case.table), 4, 12)
-        batch = batch and min(batch, *map(len, parts))
-        found, plain = (
-            self.visited(one_fleet(case, parts, batch), case.start(1), 1, **method)
-            for method in (FRUGAL, {})
-        )
-        np.testing.assert_allclose(found, plain, atol=2e-6)
-
-    @pytest.mark.parametrize("name", MODELS)
-    @pytest.mark.parametrize("batch", [None, 5])
-    def test_identical_shards(self, name: str, batch: int | None) -> None:
+    @pytest.mark.parametrize("tau", [1, 7])
+    def test_correction_changes_nothing(
+        self, name: str, batch: int | None, tau: int
+    ) -> None:
+        """With one update per round, or with the same data on all nodes."""
         case = problem(name, 4)
         parts = [np.arange(len(case.table))] * 5
-        found, plain = (
-            self.visited(one_fleet(case, parts, batch), case.start(1), 7, **method)
+        if tau == 1:
+            parts = unequal_parts(len(case.table), 4, 12)
+        batch = batch and min(batch, *map(len, parts))
+        corrected, plain = (
+            self.visited(one_fleet(case, parts, batch), case.start(1), tau, **method)
             for method in (FRUGAL, {})
         )
-        np.testing.assert_allclose(found, plain, atol=2e-6)
+        np.testing.assert_allclose(corrected, plain, atol=2e-6)
 
 
 def test_correction_removes_drift() -> None:

@@ -95,7 +95,7 @@ def level_by_level(numbers: Int64, values: Float64) -> Float64:
 def some_nodes(seed: int, count: int) -> tuple[Int64, Float64, Float64]:
     """Numbers with gaps, weights, and values of very different magnitude.
 
-    Every other order of the sum gives other bits.
+    Summing in another order changes the bits.
     """
     rng = np.random.default_rng(seed)
     numbers = np.sort(rng.choice(3 * count, count, replace=False))

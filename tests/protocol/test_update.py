@@ -280,7 +280,7 @@ def test_invalid_options_are_refused(options: dict[str, float], message: str) ->
             rule(**options)
 
 
-def test_a_step_of_momentum_must_be_positive() -> None:
+def test_momentum_step_must_be_positive() -> None:
     with pytest.raises(UserError, match="step_size must be a positive number, not 0"):
         ServerMomentum(step_size=0.0)
 

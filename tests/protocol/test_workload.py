@@ -162,18 +162,23 @@ class TestChoice:
         slow, fast = work.updates[1], work.updates[0]
         assert fast == 4 * slow
 
-    def test_not_for_energy_alone(self) -> None:
-        assert self.work([1, 4], energy=1e4) is None
+    @pytest.mark.parametrize(
+        ("times", "limits", "chosen"),
+        [
+            ([1, 4], {"energy": 1e4}, False),
+            ([1, 4], {"energy": 1e4, "time": 2e4}, False),
+            ([1, 4], {"energy": 2e4, "time": 1e4}, True),
+            ([1, 1], {"time": 1e4}, False),
+            ([1, 1.1], {"time": 1e4}, False),
+        ],
+        ids=["energy", "energy is scarce", "time is scarce", "equal", "almost equal"],
+    )
+    def test_needs_scarce_time_and_different_speeds(
+        self, times: list[float], limits: dict[str, Any], chosen: bool
+    ) -> None:
+        assert (self.work(times, **limits) is not None) == chosen
 
-    def test_by_which_of_several_is_scarce(self) -> None:
-        assert self.work([1, 4], energy=1e4, time=2e4) is None
-        assert self.work([1, 4], energy=2e4, time=1e4) is not None
-
-    def test_not_where_nodes_are_as_fast_as_each_other_nearly(self) -> None:
-        assert self.work([1, 1], time=1e4) is None
-        assert self.work([1, 1.1], time=1e4) is None
-
-    def test_not_where_the_method_has_it_not(self) -> None:
+    def test_not_without_by_speed(self) -> None:
         assert self.work([1, 4], by_speed=None, time=1e4) is None
 
 
