@@ -72,15 +72,6 @@ def test_broken_line_names_the_run(tmp_path: Path) -> None:
         RunReader(path).read()
 
 
-def test_state_depends_on_the_writer(
-    tmp_path: Path,
-) -> None:
-    writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
-    assert RunReader(tmp_path / "run").read().state == "running"
-    writer.close()
-    assert RunReader(tmp_path / "run").read().state == "broken off"
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fedbudget.budget.control import AdaptiveTau, ControlInputs, Decision, Estimates, Reason
 from fedbudget.dashboard import series
 from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
-from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
 from fedbudget.runs.folder import Run
 from fedbudget.settings.settings import Settings
@@ -199,28 +198,6 @@ def test_long_curve_keeps_marked_points(tmp_path: Path) -> None:
     assert {777, choice["minimum"], 1, 1000} <= set(choice["candidates"])
 
 
-def test_fixed_tau_has_no_curve(tmp_path: Path) -> None:
-    path = make_run(
-        tmp_path / "run",
-        [record(1, tau=5, reason="fixed")],
-        settings=replace(SETTINGS, tau=5),
-    )
-    choice = series.choice(snapshot_of(path), 1)
-    assert (choice["candidates"], choice["G"], choice["minimum"]) == ([], [], None)
-    assert choice["sentence"] == "τ = 5 was fixed by the settings"
-
-
-def test_unknown_reason_is_shown(tmp_path: Path) -> None:
-    choice = series.choice(
-        snapshot_of(make_run(tmp_path / "run", [record(1), record(2, reason="warm-up")])), 2
-    )
-    assert (choice["record"]["reason"], choice["sentence"]) == (
-        "warm-up",
-        "the controller gave this reason itself",
-    )
-    assert (choice["G"], choice["minimum"]) == ([], None)
-
-
 def test_average_tau_counts_all_rounds(tmp_path: Path, long_run: RunSnapshot) -> None:
     # τ is 3 + number % 11. In 10,000 = 909 x 11 + 1 rounds each of 3..13 occurs 909 times,
     # and 4 occurs 910 times.
@@ -235,14 +212,6 @@ def test_average_tau_counts_all_rounds(tmp_path: Path, long_run: RunSnapshot) ->
         ]
         is None
     )
-
-
-def test_missing_round_is_an_error(tmp_path: Path) -> None:
-    for number in (0, 21):
-        with pytest.raises(
-            UserError, match=f"run has no round {number}; it has rounds 1 to 20"
-        ):
-            series.choice(snapshot_of(make_run(tmp_path / str(number) / "run")), number)
 
 
 def test_settings_of_the_run(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from fedbudget.data.dataset import Dataset, Part
 from fedbudget.errors import UserError
 from fedbudget.models.description import NamedTensors
 from fedbudget.runs.folder import OWNER, Ownership, Run, RunWriter, require_free
-from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.saved_model import SavedModel
 from fedbudget.settings.settings import Settings
 from support.small_disk import fill, small_disk
+from support.synthetic_runs import record
 
 
 @pytest.fixture(autouse=True)
@@ -31,29 +31,6 @@ def _short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SETTINGS = Settings(nodes=3, partition="case:2", batch_size=10)
 CONFIG = SETTINGS.to_toml()
-
-
-def record(number: int) -> RoundRecord:
-    return RoundRecord(
-        round=number,
-        t=5 * number,
-        tau=5,
-        reason="fixed",
-        eta=0.01,
-        loss=1 / number,
-        best_loss=1 / number,
-        accuracy=None,
-        rho=None,
-        beta=None,
-        delta=None,
-        kept=(),
-        c={"time": 0.1},
-        b={"time": 0.2},
-        spent={"time": 0.7 * number},
-        nodes=3,
-        left_out=(),
-        wall=0.1 * number,
-    )
 
 
 def files(path: Path) -> dict[str, bytes]:
@@ -157,10 +134,10 @@ class TestRunWriter:
     def test_full_disk_leaves_whole_records(self, tmp_path: Path, free: int) -> None:
         with small_disk(tmp_path / "disk", 2**18) as disk:
             writer = RunWriter(disk / "run", SETTINGS.to_toml())
-            size = len(record(1).to_json()) + 1
             number = 0
+            size = 0
             # Fill the block, or leave space for a part of a record.
-            while (number + 1) * size < 4096 - free:
+            while (size := size + len(record(number + 1).to_json()) + 1) < 4096 - free:
                 number += 1
                 writer.append(record(number))
             fill(disk)

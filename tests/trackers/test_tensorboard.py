@@ -151,25 +151,6 @@ def test_resumed_run_has_no_duplicates(tmp_path: Path) -> None:
     )
 
 
-def test_full_disk_keeps_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*arguments: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(
-        "tensorboard.summary.writer.event_file_writer.EventFileWriter", full
-    )
-    result = fedbudget.train(
-        budget="time=1000s", rounds=3, out=tmp_path / "run", track="tensorboard"
-    )
-    assert result.aggregations == 3
-    assert (
-        "tensorboard failed; the run continues without it: [Errno 28] No space left on"
-        in caplog.text
-    )
-
-
 def test_command_line_trackers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     command = f"run --rounds 3 --budget time=1000s --out {out} --json --track".split()
