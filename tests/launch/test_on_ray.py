@@ -5,6 +5,7 @@ also when actors are killed.
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,8 @@ def _process_id(actor: object) -> int:
 
 @pytest.mark.slow
 def test_repeatedly_lost_actor_ends_run() -> None:
+    # Actors cannot import this module.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     nodes = engine.RayNodes(CrashingDefinition(), nodes=6, actors=2, cpus=2.0)
     broadcast = Broadcast(
         1, np.zeros(2, np.float32), 1, 0.1, Request(), best=False, stop=False
