@@ -47,8 +47,11 @@ SMALL = Settings(model="svm", nodes=11, partition="case:2", budget=("time=3s",))
 @pytest.fixture(autouse=True, scope="module")
 def one_cluster() -> Iterator[None]:
     """One cluster for all tests, because it takes seconds to start; `on_ray` reuses it."""
+    # Actors cannot import this module.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with engine.cluster(None):
         yield
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     # Close Ray's open files here, and not during another test that forbids the warning.
     gc.collect()
 
@@ -166,8 +169,6 @@ def _process_id(actor: object) -> int:
 
 @pytest.mark.slow
 def test_repeatedly_lost_actor_ends_run() -> None:
-    # Actors cannot import this module.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     nodes = engine.RayNodes(CrashingDefinition(), nodes=6, actors=2, cpus=2.0)
     broadcast = Broadcast(
         1, np.zeros(2, np.float32), 1, 0.1, Request(), best=False, stop=False
