@@ -26,9 +26,7 @@ def markdown() -> str:
     lines += ["| command | |", "|---|---|"]
     commands = list(_commands(root, "fedbudget"))
     for name, command in commands:
-        lines.append(
-            f"| [`{name}`](#{_anchor(name)}) | {_cell(_first(command.help))} |"
-        )
+        lines.append(f"| [`{name}`](#{_anchor(name)}) | {_cell(_first(command.help))} |")
     lines += ["", "Exit codes: 0 success, 1 failure, 2 invalid command.", ""]
     for name, command in commands:
         lines += _section(name, command)

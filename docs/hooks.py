@@ -20,9 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import command_line
 
 _ROOT = Path(__file__).parents[1]
-_LINK = re.compile(
-    r"\]\((?P<path>(?:\.\./)+(?:src|examples|benchmarks|docker)/[^)#\s]+)\)"
-)
+_LINK = re.compile(r"\]\((?P<path>(?:\.\./)+(?:src|examples|benchmarks|docker)/[^)#\s]+)\)")
 _LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown"}
 _log = logging.getLogger("mkdocs.hooks")
 
@@ -42,9 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(
-    markdown: str, page: Any, config: MkDocsConfig, files: Files
-) -> str:
+def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
     """Turn links to source files into links to their pages."""
     here = page.file.src_uri
 
@@ -67,9 +63,7 @@ def _page_of(path: str) -> str:
 def _source(path: str) -> str:
     """Return a page with one file, or with all files of a folder."""
     files = (
-        [_ROOT / path]
-        if (_ROOT / path).is_file()
-        else sorted((_ROOT / path).glob("*.*"))
+        [_ROOT / path] if (_ROOT / path).is_file() else sorted((_ROOT / path).glob("*.*"))
     )
     page = f"---\nsearch:\n  exclude: true\nhide: [toc]\n---\n# {path}\n"
     for file in files:

@@ -92,9 +92,7 @@ def accuracy_against_epsilon() -> Figure:
         private: Any = {**common, "nodes": nodes, "privacy_delta": 1e-5}
         found = [
             [
-                train(
-                    budget=["time=15s", f"privacy={each}"], seed=seed, **private
-                ).accuracy
+                train(budget=["time=15s", f"privacy={each}"], seed=seed, **private).accuracy
                 or 0.0
                 for seed in range(3)
             ]
@@ -149,8 +147,7 @@ def loss_against_budget() -> Figure:
     seconds = (1, 2, 4, 8, 15, 30, 60)
     for case in (1, 4):
         made = [
-            train(model="softmax", case=case, budget=f"time={each}s")
-            for each in seconds
+            train(model="softmax", case=case, budget=f"time={each}s") for each in seconds
         ]
         style = {
             "color": COLOURS[case],

@@ -12,9 +12,7 @@ x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=0.2, random_
 scaler = StandardScaler().fit(x_train)
 x_train, x_test = scaler.transform(x_train), scaler.transform(x_test)
 
-hospitals = list(
-    zip(np.array_split(x_train, 8), np.array_split(y_train, 8), strict=True)
-)
+hospitals = list(zip(np.array_split(x_train, 8), np.array_split(y_train, 8), strict=True))
 result = fedbudget.train(
     shards=hospitals,
     test=(x_test, y_test),

@@ -6,7 +6,8 @@
 Two things are counted. Code: files, tokens without comments and docstrings, tokens per line
 of code, the longest file and the largest folder of the package. Prose: words that make a
 sentence hard to follow, per 10,000 words of docstrings, comments, messages and pages.
-The exit code is 1 when a limit is exceeded; `make check` runs this script.
+The exit code is 1 when a limit is exceeded; `make check` runs this script. The number of
+code tokens has a goal instead of a limit, which does not fail the check.
 """
 
 import argparse
@@ -64,11 +65,19 @@ class CodeSize:
 
 @dataclass(frozen=True)
 class Check:
-    """A measured value and its limit."""
+    """A measured value and its limit.
+
+    Args:
+      name: what is measured.
+      value: the measured value.
+      limit: the largest accepted value.
+      goal: whether the limit is a goal, which does not fail the check.
+    """
 
     name: str
     value: float
     limit: float
+    goal: bool = False
 
     @property
     def passed(self) -> bool:
@@ -85,13 +94,12 @@ def main() -> int:
     text = list(prose())
     checks = [*code_checks(), *prose_checks(text)]
     for check in checks:
-        mark = "ok" if check.passed else "TOO MANY"
-        print(
-            f"{check.name:45} {check.value:12,.1f}  limit {check.limit:10,.1f}  {mark}"
-        )
+        kind = "goal" if check.goal else "limit"
+        mark = "ok" if check.passed else "EXCEEDED"
+        print(f"{check.name:45} {check.value:10,.1f}  {kind:5} {check.limit:9,.1f}  {mark}")
     if arguments.examples:
         print_examples(text)
-    return 0 if all(check.passed for check in checks) else 1
+    return 0 if all(check.passed or check.goal for check in checks) else 1
 
 
 def code_checks() -> list[Check]:
@@ -102,7 +110,7 @@ def code_checks() -> list[Check]:
     code_lines = sum(size.code_lines for size in sizes.values())
     return [
         Check("files", len(sizes), MOST_FILES),
-        Check("code tokens", tokens, MOST_TOKENS),
+        Check("code tokens", tokens, MOST_TOKENS, goal=True),
         Check("code tokens per line", tokens / code_lines, MOST_TOKENS_PER_LINE),
         Check(
             "lines of the longest file",

@@ -24,9 +24,7 @@ NODES = ("north", "south", "east")
 
 def make_images(folder: Path) -> None:
     digits, rng = load_digits(), np.random.default_rng(0)
-    for number, (image, label) in enumerate(
-        zip(digits.images, digits.target, strict=True)
-    ):
+    for number, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         own = NODES[label % 3] if rng.random() < 0.7 else NODES[rng.integers(3)]
         path = (
             folder
