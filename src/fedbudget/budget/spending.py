@@ -138,10 +138,10 @@ class CarefulSpending:
         return cost + self._fixed(ledger, len(taus))
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
-        if not self._fits(ledger, 1):
+        if not ledger.fits(self.reserve(ledger, 1)):
             return Plan(None, stopped_by=ledger.nearest_limit(self.reserve(ledger, 1)))
         tau = decision.tau
-        if not self._fits(ledger, tau):
+        if not ledger.fits(self.reserve(ledger, tau)):
             tau = self._most(ledger, tau)
             nearest = ledger.nearest_limit(self.reserve(ledger, tau))
             return Plan(Decision(tau, Reason.BUDGET), stopped_by=nearest)
@@ -149,7 +149,7 @@ class CarefulSpending:
             return Plan(decision)
 
         after = ledger.charge_extra(_mean(ledger.statistics.mean, (tau,)))
-        if not self._fits(after, 1):
+        if not after.fits(self.reserve(after, 1)):
             longer = self._most(ledger, max(tau, self.tau_max) + 1)
             if longer > tau:
                 return Plan(Decision(longer, Reason.REST))
@@ -184,15 +184,12 @@ class CarefulSpending:
         amounts = ledger.budget.amounts
         return rounds * amounts(time=self.closing) + 2 * amounts(**self.evaluation)
 
-    def _fits(self, ledger: Ledger, tau: int) -> bool:
-        return ledger.fits(self.reserve(ledger, tau))
-
     def _most(self, ledger: Ledger, below: int) -> int:
         """Return the largest τ below this that fits, given that τ = 1 fits."""
         least = 1
         while below - least > 1:
             middle = (least + below) // 2
-            if self._fits(ledger, middle):
+            if ledger.fits(self.reserve(ledger, middle)):
                 least = middle
             else:
                 below = middle
@@ -218,9 +215,9 @@ class PrivateSpending(CarefulSpending):
         return ledger.budget.without_privacy(cost + closing)
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
-        if self._fits(ledger, decision.tau):
+        if ledger.fits(self.reserve(ledger, decision.tau)):
             return Plan(decision)
-        if not self._fits(ledger, 1):
+        if not ledger.fits(self.reserve(ledger, 1)):
             return Plan(None, stopped_by=ledger.nearest_limit(self.reserve(ledger, 1)))
         return Plan(Decision(self._most(ledger, decision.tau), Reason.BUDGET))
 

@@ -123,4 +123,5 @@ def report_numbers(broadcast: Broadcast) -> list[str]:
 
 def report_vectors(broadcast: Broadcast) -> list[str]:
     """Fields with one vector per node in a report of this broadcast, in wire order."""
-    return [name for name in VECTORS if name in broadcast.report_fields]
+    names = broadcast.report_fields
+    return [name for name in VECTORS if name in names]
