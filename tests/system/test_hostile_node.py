@@ -168,7 +168,8 @@ def test_plausible_false_sample_count(rule: str, alone: Result) -> None:
 )
 def test_false_costs(lies: Lies, budget: str, alone: Result) -> None:
     """The spent amount stays as far below its limit as without the liar."""
-    found = train_with_liar(lies, costs="measured", budget=(budget,))
+    # Measured costs choose τ, so a busy machine needs more rounds for the same quality.
+    found = train_with_liar(lies, costs="measured", budget=(budget,), rounds=150)
     assert_as_good(found, alone)
     assert max(found.spent.values()) < 30
 
