@@ -42,8 +42,8 @@ features of the norm C₀, they change by C₀D for any scaling of the features,
 h/CC₀ with h = 1 is about the longest that the loss allows. So hT = C₀D q, and C₀D is about
 30 in trials (docs/research/theory.md):
 
-    T = 60 q updates with h = ½, or as many as fit: down to 30 q with larger h, fewer with
-    h = 1.
+    T = 60 q updates with h = ½, or the largest number that fits: down to 30 q with larger
+    h, fewer with h = 1.
 
 More updates with smaller steps have the same noise, and are better otherwise. An
 aggregation costs no privacy, so nodes aggregate often: τ is the smallest with which T

@@ -127,7 +127,7 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         raise UserError(
             f"device {name!r} cannot be used: {str(error).splitlines()[0]}"
         ) from None

@@ -383,10 +383,8 @@ class TorchModel(BaseModel):
                     by_name = each(self._flat.named(self._flat.parameters), x, y)
                     gradients = self._flat.from_named(by_name, len(rows))
                     return GradientRows(gradients.cpu().numpy())
-            except (
-                RuntimeError,
-                NotImplementedError,
-            ):  # any other error occurs again below
+            except RuntimeError:
+                # vmap does not support every module. A real error occurs again below.
                 self._batches_samples = False
         return gradients_in_turn(self, w, table, rows)
 
