@@ -37,7 +37,7 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
-from fedbudget.protocol.workload import NodeTimes
+from fedbudget.protocol.features.workload import NodeTimes
 from support.fleets import single_node_fleets, sorted_parts
 from support.hand_made import as_broadcast, report
 from support.methods import METHODS, accelerated, bits

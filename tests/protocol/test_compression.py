@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.protocol.compression import (
+from fedbudget.protocol.features.compression import (
     BroadcastCompressor,
     Kind,
     decode,

@@ -14,7 +14,7 @@ from fedbudget.budget.budget import Budget
 from fedbudget.budget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.budget.step_size import FixedStep
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.drift import (
+from fedbudget.protocol.features.drift import (
     Correction,
     Divergence,
     DriftState,

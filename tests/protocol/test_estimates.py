@@ -12,7 +12,7 @@ from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import FunctionModel
 from fedbudget.protocol.aggregator import Aggregator, Round
-from fedbudget.protocol.estimates import first_steepness, gather, mini_batches
+from fedbudget.protocol.features.estimates import first_steepness, gather, mini_batches
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report, Request
 from support.fleets import one_fleet, sorted_parts

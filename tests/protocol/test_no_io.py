@@ -25,8 +25,8 @@ from fedbudget.protocol.combine import ClippedMean
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Method, PrivateRule
-from fedbudget.protocol.node_privacy import PrivateAggregator
-from fedbudget.protocol.sample_privacy import SampleAggregator
+from fedbudget.protocol.features.node_privacy import PrivateAggregator
+from fedbudget.protocol.features.sample_privacy import SampleAggregator
 from fedbudget.protocol.update import Accelerate
 from support.problems import problem
 

@@ -12,8 +12,8 @@ from fedbudget.budget.budget import Costs
 from fedbudget.engines.noise import SeededNoise
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import Broadcast, Report
-from fedbudget.protocol.node_privacy import PrivateAggregator
-from fedbudget.protocol.privacy import multipliers
+from fedbudget.protocol.features.node_privacy import PrivateAggregator
+from fedbudget.protocol.features.node_privacy import multipliers
 from fedbudget.protocol.state import Phase
 from fedbudget.resources.privacy import epsilon_of, rho_of
 from support.private import DELTA, aggregator, report, run_to_end

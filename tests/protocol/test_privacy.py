@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedbudget.arrays import Float32, Float64
 from fedbudget.protocol.messages import Private, Report
-from fedbudget.protocol.privacy import (
+from fedbudget.protocol.features.node_privacy import (
     ALL_OCTAVES,
     MEASURED,
     clipped,

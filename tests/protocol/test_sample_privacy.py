@@ -21,9 +21,9 @@ from fedbudget.models.builtin import LinearRegression, Softmax, SquaredSvm
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, LocalError, Private, Report, Request
-from fedbudget.protocol.node_privacy import MOST_UPDATES
-from fedbudget.protocol.privacy import multipliers
-from fedbudget.protocol.sample_privacy import (
+from fedbudget.protocol.features.node_privacy import MOST_UPDATES
+from fedbudget.protocol.features.node_privacy import multipliers
+from fedbudget.protocol.features.sample_privacy import (
     CLIP,
     SampleAggregator,
     SampleProgress,

@@ -20,7 +20,7 @@ from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, PeerError, Request, Work
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.workload import (
+from fedbudget.protocol.features.workload import (
     RECENT,
     DataWorkload,
     NodeTimes,

@@ -21,7 +21,7 @@ from fedbudget.budget.budget import Budget, Ledger
 from fedbudget.budget.control import Decision, Estimates, Reason
 from fedbudget.budget.step_size import AutoStepState
 from fedbudget.errors import UserError
-from fedbudget.protocol.drift import Divergence, DriftState
+from fedbudget.protocol.features.drift import Divergence, DriftState
 from fedbudget.protocol.messages import Drift, Request
 from fedbudget.protocol.state import AggregatorState, Phase, updated
 from fedbudget.runs.checkpoint import Checkpoint, _checksum, safetensors_parts

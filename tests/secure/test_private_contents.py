@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32
 from fedbudget.protocol.messages import Broadcast, PeerError, Private, Report, Request
-from fedbudget.protocol.privacy import (
+from fedbudget.protocol.features.node_privacy import (
     ALL_OCTAVES,
     NoisySums,
     multipliers,

@@ -13,7 +13,7 @@ from fedbudget.engines.grpc.messages import AggregatorReader, NodeReader, pack_w
 from fedbudget.engines.remote.messages import Welcome
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.models.description import ModelDescription, TensorDescription
-from fedbudget.protocol.compression import KINDS, Kind, decode, encode
+from fedbudget.protocol.features.compression import KINDS, Kind, decode, encode
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
 from fedbudget.resources.resource import NodeCosts, Reading
 

@@ -32,10 +32,10 @@ from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.task import Task, agree
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.aggregator import Aggregator, Outcome
-from fedbudget.protocol.compression import BroadcastCompressor, Kind
+from fedbudget.protocol.features.compression import BroadcastCompressor, Kind
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method, PrivateRule
-from fedbudget.protocol.node_privacy import PrivateAggregator
+from fedbudget.protocol.features.node_privacy import PrivateAggregator
 from support.methods import accelerated
 from support.problems import CHEAP, costs
 from support.usage import node_costs

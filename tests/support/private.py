@@ -14,9 +14,9 @@ from fedbudget.engines.noise import SeededNoise
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method, PrivateRule
-from fedbudget.protocol.node_privacy import PrivateAggregator
-from fedbudget.protocol.privacy import Noise, NoisySums, private_report
-from fedbudget.protocol.sample_privacy import SampleAggregator
+from fedbudget.protocol.features.node_privacy import PrivateAggregator
+from fedbudget.protocol.features.node_privacy import Noise, NoisySums, private_report
+from fedbudget.protocol.features.sample_privacy import SampleAggregator
 from support.problems import costs
 
 DELTA = 1e-5

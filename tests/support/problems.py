@@ -22,7 +22,7 @@ from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.workload import NodeTimes
+from fedbudget.protocol.features.workload import NodeTimes
 
 Loss = Callable[[Float64, Float64, Float64], float]
 """Mean loss over the rows of x from (w, x, y); x is already scaled."""

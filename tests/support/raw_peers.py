@@ -23,7 +23,7 @@ from fedbudget.engines.grpc.stream import METHOD, NAME, TOKEN
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.messages import Hello, report_numbers
 from fedbudget.engines.remote.task import SamplesDescription
-from fedbudget.protocol.compression import encode
+from fedbudget.protocol.features.compression import encode
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.resources.resource import NodeCosts
 from support.methods import bits

@@ -67,8 +67,8 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.engine import Condition, Engine, Observer, Pay, Save, no_payment
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
-from fedbudget.protocol.aggregator import Outcome, Round
-from fedbudget.protocol.messages import Broadcast, Request
+from fedbudget.protocol.state import Outcome, Round
+from fedbudget.protocol.messages import LOSSES, Broadcast, TrainRound
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.resources.counters import ResourceCounters, Snapshot
 from fedbudget.resources.kinds import CENTRALIZED_SGD, DGD, Gaussian, Profile
@@ -231,8 +231,8 @@ def _as_round(
     number: int, w: Float32, eta: float, loss: float, ledger: Ledger, nodes: int
 ) -> tuple[Round, Broadcast]:
     """Record and broadcast of a round with τ=1 that started at w, for an observer."""
-    broadcast = Broadcast(
-        number, w, tau=1, eta=eta, request=Request(), best=False, stop=False
+    broadcast = TrainRound(
+        round=number, w=w, report=LOSSES, tau=1, eta=eta, effective=1
     )
     record = Round(
         round=number,
@@ -242,8 +242,6 @@ def _as_round(
         eta=eta,
         loss=loss,
         best_loss=loss,
-        estimates=None,
-        kept=(),
         ledger=ledger,
         expected=None,
         nodes=nodes,
@@ -258,14 +256,14 @@ def _as_state(
     """State of an aggregator that has finished round `number`, for a checkpoint."""
     return AggregatorState(
         phase=Phase.ROUND,
-        request=Request(),
+        features=(),
         w=w,
         best=w,
         decision=Decision(1, Reason.FIXED),
         step_size=StepSizeState(eta),
         update=None,
         ledger=ledger,
-        drift=None,
+        states={},
         round=number + 1,
         tau=1,
         t=number,

@@ -14,9 +14,9 @@ from types import FrameType
 from typing import Any, ClassVar
 
 from fedbudget.node_status import NodeStatus
-from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.protocol.state import AggregatorState
+from fedbudget.protocol.state import AggregatorState, Outcome, Round
 
 Observer = Callable[[Round, Broadcast], None]
 """Called after every round with its record and the broadcast that began it."""

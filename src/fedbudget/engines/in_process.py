@@ -33,13 +33,22 @@ from fedbudget.engines.engine import (
     settle,
 )
 from fedbudget.errors import UserError
-from fedbudget.protocol.aggregator import Aggregator, Outcome
-from fedbudget.protocol.compression import Kind, saved_bytes
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.features.compression import Kind, saved_bytes
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, Report
-from fedbudget.protocol.state import AggregatorState, FleetState
-from fedbudget.protocol.sums import Reports, ReportsHere, Sums, Vectors, branches
-from fedbudget.protocol.workload import NodeTimes
+from fedbudget.protocol.messages import (
+    Broadcast,
+    LocalError,
+    LossReport,
+    Report,
+    TrainRound,
+    UpdateReport,
+)
+from fedbudget.protocol.state import AggregatorState, Outcome
+from fedbudget.protocol.sums import Sums, branches
+from fedbudget.protocol.features.drift import DriftPart
+from fedbudget.protocol.features.feature import FleetState, NodeTimes
+from fedbudget.protocol.features.workload import updates_of
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import round_usage
 from fedbudget.resources.counters import ResourceCounters, Snapshot
@@ -90,7 +99,7 @@ class SimulatedNodes(Protocol):
     def took_part(self) -> Int64:
         """Numbers of the nodes in the last round, ascending."""
 
-    def answer(self, broadcast: Broadcast) -> tuple[Report | Reports, Sequence[NodeCosts]]:
+    def answer(self, broadcast: Broadcast) -> tuple[Report | Sums, Sequence[NodeCosts]]:
         """Run one round.
 
         Returns: the reports, and the costs of each node or of each group of nodes.
@@ -161,13 +170,15 @@ class SimulationEngine(Engine):
     ) -> RoundUsage:
         """Usage of a round, with the time of the slowest node."""
         nodes = self.nodes.took_part
-        tau = max(1, broadcast.tau)
-        slowness = self.meters.slowness(nodes, broadcast.updates(nodes), tau)
-        return replace(round_usage(node_costs, updates=tau, own=whole), slowness=slowness)
+        steps = broadcast.steps
+        slowness = self.meters.slowness(nodes, updates_of(broadcast, nodes), steps)
+        usage = round_usage(node_costs, updates=steps, own=whole)
+        return replace(usage, slowness=slowness)
 
     def _times(self, broadcast: Broadcast) -> NodeTimes | None:
         nodes = self.nodes.took_part
-        times = self.meters.step_times(nodes) if broadcast.tau > 0 else None
+        trains = isinstance(broadcast, TrainRound)
+        times = self.meters.step_times(nodes) if trains else None
         return None if times is None else NodeTimes(nodes, times)
 
     def state(self) -> tuple[AggregatorState[Any, Any], SimulationState]:
@@ -277,14 +288,14 @@ class InProcessNodes:
         report = Report.merge([fleet.report() for fleet in fleets])
         self.took_part = report.nodes
         readings = self._counters.readings(
-            update_costs, now() - began, max(1, broadcast.tau)
+            update_costs, now() - began, broadcast.steps
         )
         wire_bytes = _wire_bytes(broadcast, report, informed)
         return report, NodeCosts(readings, len(report.nodes), wire_bytes, here=True)
 
     def memory(self) -> tuple[NodeGroupState]:
         fleets = [
-            fleet.memory().for_disk if started else None
+            fleet.memory() if started else None
             for fleet, started in zip(self._fleets, self.ever_present, strict=True)
         ]
         return (NodeGroupState(tuple(fleets), self.ever_present, self._previous),)
@@ -314,9 +325,10 @@ def _wire_bytes(broadcast: Broadcast, report: Report, informed: int) -> int:
     sent = informed * broadcast.wire_bytes
     if informed < nodes:
         sent += (nodes - informed) * broadcast.wire_bytes_with_catch_up
-    reported = sum(getattr(report, name) is not None for name in VECTORS)
-    compressed = nodes * reported + informed * (1 + (broadcast.mean is not None))
-    saved = saved_bytes(broadcast.compress or "none", compressed, broadcast.w.size)
+    drift = broadcast.part(DriftPart)
+    vectors = 1 if drift is None or drift.mean is None else 2
+    compressed = nodes * len(report.vectors) + informed * vectors
+    saved = saved_bytes(broadcast.compress, compressed, broadcast.w.size)
     return sent + report.wire_bytes - saved
 
 
@@ -341,7 +353,7 @@ class NodeGroup:
         end = int(fleets[-1].numbers[-1]) + 1
         self._begins = branches(first, end)[:-1]
         self._sizes = np.array([fleet.shards.size.sum() for fleet in fleets])
-        self._reports: ReportsHere | None = None
+        self._sums: Sums | None = None
 
     def answer(
         self, broadcast: Broadcast, present: Flags | None = None
@@ -358,8 +370,8 @@ class NodeGroup:
         if report is None:
             return None, costs
         report.require_answers(broadcast)
-        self._reports = ReportsHere(report, self._begins)
-        sums = replace(self._reports.sums, all_data=self._all_data())
+        self._sums = Sums.of(report, broadcast.report, self._begins)
+        sums = replace(self._sums, all_data=self._all_data(), report=None)
 
         whole = self._counters.read() - began  # includes the time of the sums
         readings = {
@@ -369,14 +381,14 @@ class NodeGroup:
         costs = replace(costs, readings=readings, here=False)
         return sums if self._summed else report, costs
 
-    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
-        """Distance sums of the last round's vectors; see `Reports`."""
-        assert self._reports is not None
-        return self._reports.distance_sums(vectors, mean)
+    def distance_sums(self, name: str, mean: Float32) -> Float64:
+        """Distance sums of the last round's vectors; see `Sums`."""
+        assert self._sums is not None
+        return self._sums.distance_sums(name, mean)
 
-    def trial(self, first: Broadcast) -> NodeCosts:
+    def trial(self, rounds: Sequence[Broadcast]) -> NodeCosts:
         """Costs of a round, measured on copies of the fleets."""
-        return trial([fleet.fork() for fleet in self._fleets], first, self._counters)
+        return trial([fleet.fork() for fleet in self._fleets], rounds, self._counters)
 
     def memory(self) -> NodeGroupState:
         return self._nodes.memory()[0]
@@ -422,7 +434,7 @@ class Attendance(Iterator[Flags]):
 
 
 def trial(
-    fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters
+    fleets: Sequence[Fleet], rounds: Sequence[Broadcast], counters: ResourceCounters
 ) -> NodeCosts:
     """Measure a round on fleets that are discarded afterwards; compile all kernels.
 
@@ -431,7 +443,7 @@ def trial(
     inflate the cost. A final round, which only evaluates, compiles the remaining kernels.
 
     Args:
-      first: the run's first broadcast, except for τ and stop.
+      rounds: three rounds with τ=1, and a final round if the run has one.
       counters: of this process.
 
     Raises:
@@ -439,17 +451,16 @@ def trial(
     """
     nodes = InProcessNodes(counters, fleets)
     costs = []
-    for number in (1, 2, 3):
-        _, (measured,) = nodes.answer(replace(first, round=number, tau=1, stop=False))
+    for broadcast in rounds:
+        report, (measured,) = nodes.answer(broadcast)
         costs.append(measured)
-    report, _ = nodes.answer(replace(first, round=4, tau=0, stop=True))
-    if not np.isfinite(report.losses).any():
+    if isinstance(report, LossReport) and not np.isfinite(report.losses).any():
         raise UserError(
             f"the loss of {fleets[0].model.name} is {report.losses[0]} before training: "
             "the samples contain non-finite numbers, or the model computes non-finite "
             "numbers from them"
         )
-    return min(costs[1:], key=lambda each: each.seconds)
+    return min(costs[1:3], key=lambda each: each.seconds)
 
 
 @dataclass(frozen=True)
@@ -469,21 +480,21 @@ class Attack:
     def on(self, report: Report, broadcast: Broadcast) -> Report:
         """Return the report with the w_i of attackers replaced."""
         attackers = report.nodes >= self.first
-        if report.w is None or self.name == "label-flip" or not attackers.any():
+        updates = isinstance(report, UpdateReport)
+        name = "updates" if updates else "w"
+        reported = report.vectors.get(name)
+        if reported is None or self.name == "label-flip" or not attackers.any():
             return report
-        private = broadcast.private
-        start = broadcast.w
-        if private is not None and not private.per_sample:
-            start = np.zeros_like(start)  # the report has updates, not w_i
-        update = report.w[attackers] - start
+        start = np.zeros_like(broadcast.w) if updates else broadcast.w
+        update = reported[attackers] - start
         if self.name == "noise":
             rng = generator(self.seed, Stream.ATTACK, broadcast.round)
             noise = rng.standard_normal(update.shape, np.float32)
             update = noise * _norms(update) / _norms(noise)
         update = -update if self.name == "sign-flip" else _ATTACK_SCALE * update
-        w = report.w.copy()
-        w[attackers] = start + update
-        return replace(report, w=w)
+        changed = reported.copy()
+        changed[attackers] = start + update
+        return replace(report, vectors={**report.vectors, name: changed})
 
 
 def _norms(rows: Float32) -> Float32:

@@ -34,7 +34,7 @@ from fedbudget.engines.in_process import NodeGroup, NodeGroupState
 from fedbudget.errors import UserError, WorkError
 from fedbudget.models.compiling import numba_if_installed
 from fedbudget.protocol.messages import Broadcast, Report
-from fedbudget.protocol.sums import Sums, Vectors
+from fedbudget.protocol.sums import Sums
 from fedbudget.resources import round_usage
 from fedbudget.resources.resource import NodeCosts, RoundUsage
 
@@ -156,16 +156,16 @@ class RayNodes:
             self.close()
             raise
 
-    def trial(self, first: Broadcast) -> RoundUsage:
+    def trial(self, rounds: Sequence[Broadcast]) -> RoundUsage:
         """Measure a round on copies of the groups."""
-        broadcast = ray.put(first)
+        broadcast = ray.put(rounds)
         return round_usage(
             self._each(self._groups, lambda group: group.call("trial", broadcast))
         )
 
     def answer(
         self, broadcast: Broadcast
-    ) -> tuple["RayNodes | Report", Sequence[NodeCosts]]:
+    ) -> tuple[Sums | Report, Sequence[NodeCosts]]:
         message = ray.put(broadcast)
         present = None if self._present is None else next(self._present)
         if present is None:
@@ -187,8 +187,7 @@ class RayNodes:
             return Report.merge(reports), costs
         merged = Sums.merge([part for part, _ in answers if isinstance(part, Sums)])
         all_data = sum(group.all_data for group in self._groups)
-        self.sums = replace(merged, all_data=all_data)
-        return self, costs
+        return replace(merged, all_data=all_data, distances=self.distance_sums), costs
 
     def memory(self) -> tuple[NodeGroupState, ...]:
         return tuple(self._each(self._groups, lambda group: group.call("memory")))
@@ -201,12 +200,12 @@ class RayNodes:
         for group, all_data in zip(self._groups, sizes, strict=True):
             group.all_data = all_data
 
-    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
-        """Distance sums of the last round's vectors; see `Reports`."""
+    def distance_sums(self, name: str, mean: Float32) -> Float64:
+        """Distance sums of the last round's vectors; see `Sums`."""
         message = ray.put(mean)
         return np.concatenate(
             self._each(
-                self._in_round, lambda group: group.call("distance_sums", vectors, message)
+                self._in_round, lambda group: group.call("distance_sums", name, message)
             )
         )
 

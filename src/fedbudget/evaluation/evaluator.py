@@ -30,8 +30,8 @@ from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.evaluation.targets import NOISE, MetricTarget, has_stalled, well_below
 from fedbudget.launch.prepared import PreparedRun, evaluation_points
 from fedbudget.models.base import Model, loss_over
-from fedbudget.protocol.aggregator import Round
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.state import Round
+from fedbudget.protocol.messages import Broadcast, FinalRound
 from fedbudget.runs.record import RoundRecord
 
 
@@ -125,7 +125,7 @@ class Evaluator:
         if self._prepared.nodes_test:
             return self._from_nodes(round_.evaluation, broadcast)
         share = round_.ledger.share
-        if self._prepared.test is None or not (self.due(share) or broadcast.tau == 0):
+        if self._prepared.test is None or not (self.due(share) or isinstance(broadcast, FinalRound)):
             return HeldOutMetrics()
         self._points = self._points.after(share)
         return self._first if round_.round == 1 else self._evaluate(broadcast.w)

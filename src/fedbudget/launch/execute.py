@@ -21,7 +21,7 @@ from fedbudget.evaluation.targets import overfitting
 from fedbudget.forecasts.forecast import next_forecast
 from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.models.base import loss_over
-from fedbudget.protocol.aggregator import Outcome, Round
+from fedbudget.protocol.state import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.privacy import epsilon_of
 from fedbudget.result import Result

@@ -24,11 +24,10 @@ from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
-from fedbudget.protocol.node_privacy import PrivateAggregator
-from fedbudget.protocol.sample_privacy import SampleAggregator
-from fedbudget.protocol.state import Quantize
+from fedbudget.protocol.features.feature import Quantize, trial_rounds
+from fedbudget.protocol.features.node_privacy import PrivateAggregator
+from fedbudget.protocol.features.sample_privacy import SampleAggregator, SamplePrivacy
 from fedbudget.protocol.update import UPDATE_RULES, KMeansSplit, UpdateRule
-from fedbudget.protocol.workload import DataWorkload
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.kinds import DGD, SGD, Profile, SimulatedTime
@@ -65,7 +64,7 @@ def build_method(
     delta: Delta = settings.delta or ("parameters" if frugal else "gradient")
     by_data = None
     if settings.workload == "by-data" and sizes is not None:
-        by_data = DataWorkload(tuple(sizes))
+        by_data = tuple(sizes)
     by_speed = _shares_work(settings, frugal and correct_drift)
     paper = settings.method == "paper"
     return Method(
@@ -217,12 +216,13 @@ def build_aggregator(
 def _kind(method: Method) -> type[Aggregator]:
     if method.private is None:
         return Aggregator
-    return SampleAggregator if method.private.per_sample else PrivateAggregator
+    per_sample = isinstance(method.private.feature, SamplePrivacy)
+    return SampleAggregator if per_sample else PrivateAggregator
 
 
-def trial_broadcast(method: Method, w: Float32) -> Broadcast:
-    """Return the broadcast of a trial round, equal to the first of the run."""
-    return Broadcast.first(w, method.step_size.first().eta, method.request)
+def rounds_to_try(method: Method, w: Float32) -> list[Broadcast]:
+    """Return rounds like those of the run, to measure their cost."""
+    return trial_rounds(method.features, w, method.step_size.first().eta)
 
 
 def build_meters(settings: Settings, *, network: bool = False) -> Meters:

@@ -28,7 +28,9 @@ from fedbudget.models.base import Model
 from fedbudget.models.per_sample import require_per_sample
 from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.method import Method, PrivateRule
-from fedbudget.protocol.sample_privacy import NodeNoise
+from fedbudget.protocol.features.feature import NodeNoise
+from fedbudget.protocol.features.node_privacy import NodePrivacy
+from fedbudget.protocol.features.sample_privacy import SamplePrivacy
 from fedbudget.resources.privacy import default_delta
 from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.settings.settings import Settings
@@ -105,8 +107,8 @@ def private_rule(settings: Settings, overrides: Overrides, nodes: int) -> Privat
     return PrivateRule(
         nodes,
         SeededNoise(settings.seed) if seeded else SecretNoise(),
+        SamplePrivacy() if per_sample else NodePrivacy(settings.step_size in (None, "auto")),
         None if settings.tau == "adaptive" else FixedTau(settings.tau).tau,
-        per_sample=per_sample,
     )
 
 

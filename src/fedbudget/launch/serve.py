@@ -56,7 +56,7 @@ from fedbudget.launch.task import (
 from fedbudget.models.base import Model
 from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.models.description import describe
-from fedbudget.protocol.compression import BroadcastCompressor
+from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.resources.energy import energy_reader
 from fedbudget.result import Result
 from fedbudget.runs.checkpoint import Checkpoint

@@ -45,14 +45,15 @@ from fedbudget.launch.method import (
     build_meters,
     build_method,
     drawn_speeds,
-    trial_broadcast,
+    rounds_to_try,
 )
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun, attendance
 from fedbudget.launch.privacy import node_noise, require_own_samples, with_privacy
 from fedbudget.launch.resume import recalling, require_engine, require_same_data
 from fedbudget.models.base import Model, require_fit
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.compression import BroadcastCompressor
+from fedbudget.protocol.features.compression import BroadcastCompressor
+from fedbudget.protocol.features.feature import Feature
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.method import Method
 from fedbudget.resources import round_usage
@@ -145,12 +146,10 @@ def _engine(
         }
         return None, _baseline(settings, inputs, shards, common, resumed)
     compressor = compressor_of(settings)
-    first = replace(
-        trial_broadcast(method, w),
-        compress=None if compressor.kind == "none" else compressor.kind,
-    )
-    trial_fleet = _fleet(settings, model, shards)
-    trial = round_usage([in_process.trial([trial_fleet], first, meters.counters())])
+    tried = rounds_to_try(method, w)
+    rounds = [replace(each, compress=compressor.kind) for each in tried]
+    trial_fleet = _fleet(settings, model, shards, method.features)
+    trial = round_usage([in_process.trial([trial_fleet], rounds, meters.counters())])
     aggregator = build_aggregator(
         method,
         meters,
@@ -160,10 +159,11 @@ def _engine(
         statistics=model.statistics,
     )
     if meters.time.source == "measured":
-        _rehearse(settings, method, (w, trial), _fleet(settings, model, shards))
+        rehearsing = _fleet(settings, model, shards, method.features)
+        _rehearse(settings, method, (w, trial), rehearsing)
     engine = InProcessEngine(
         aggregator,
-        build_fleets(settings, model, shards),
+        build_fleets(settings, model, shards, method.features),
         meters,
         attendance(settings),
         remembers=remember_nodes(settings, model),
@@ -251,30 +251,40 @@ def remember_nodes(settings: Settings, model: Model) -> bool:
 
 
 def build_fleets(
-    settings: Settings, model: Model, shards: Shards, first: int = 0
+    settings: Settings,
+    model: Model,
+    shards: Shards,
+    features: tuple[Feature, ...],
+    first: int = 0,
 ) -> list[Fleet]:
     """Return all nodes as one fleet, or one fleet per node if nodes can be absent.
 
     Args:
+      features: features of the run.
       first: number of the first node in the run.
     """
     nodes = range(first, first + len(shards))
     if settings.participation == 1:
-        return [_fleet(settings, model, shards, nodes)]
+        return [_fleet(settings, model, shards, features, nodes)]
     return [
-        _fleet(settings, model, shards.only([index]), [number])
+        _fleet(settings, model, shards.only([index]), features, [number])
         for index, number in enumerate(nodes)
     ]
 
 
 def _fleet(
-    settings: Settings, model: Model, shards: Shards, numbers: Sequence[int] | None = None
+    settings: Settings,
+    model: Model,
+    shards: Shards,
+    features: tuple[Feature, ...],
+    numbers: Sequence[int] | None = None,
 ) -> Fleet:
     return Fleet(
         model,
         shards,
         batch=batch_of(settings),
         seed=settings.seed,
+        features=features,
         noise=node_noise(settings),
         numbers=numbers,
     )
@@ -350,7 +360,7 @@ def on_ray(
     present = attendance(settings)
     summed = method.private is None and not method.combine.needs_reports
     definition = GroupDefinition(
-        settings, inputs.dataset, inputs.model, meters.resources, summed
+        settings, inputs.dataset, inputs.model, method.features, meters.resources, summed
     )
     with cluster(address) as cpus, ExitStack() as stack:
         actors = min(settings.nodes, actors or max(1, int(cpus)))
@@ -360,7 +370,7 @@ def on_ray(
         stack.enter_context(closing(nodes))
         w = inputs.model.initial(settings.seed)
         began = time.perf_counter()
-        trial = nodes.trial(trial_broadcast(method, w))
+        trial = nodes.trial(rounds_to_try(method, w))
         trial_seconds = time.perf_counter() - began
         compressor = compressor_of(settings)
         aggregator = build_aggregator(
@@ -418,6 +428,7 @@ class GroupDefinition:
     settings: Settings
     dataset: Dataset
     model: Model
+    features: tuple[Feature, ...]
     resources: tuple[Resource, ...]
     summed: bool = True
     version: str = __version__
@@ -431,7 +442,7 @@ class GroupDefinition:
         settings, rows = distribute(self.settings, self.dataset)
         train = self.dataset.table(self.dataset.train, self.model.target)
         shards = Shards.of(replace(train, x=_as_writable(train.x)), rows[first:end])
-        fleets = build_fleets(settings, self.model, shards, first)
+        fleets = build_fleets(settings, self.model, shards, self.features, first)
         return NodeGroup(fleets, ResourceCounters.of(self.resources), summed=self.summed)
 
 

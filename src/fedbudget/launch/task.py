@@ -33,8 +33,9 @@ from fedbudget.models.base import Model, loss_over
 from fedbudget.models.description import describe
 from fedbudget.models.per_sample import require_per_sample
 from fedbudget.protocol import sums
-from fedbudget.protocol.compression import BroadcastCompressor, Compression
+from fedbudget.protocol.features.compression import BroadcastCompressor, Compression
 from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.features.sample_privacy import SamplePrivacy
 from fedbudget.protocol.method import Method
 from fedbudget.resources import round_usage
 from fedbudget.resources.meters import Meters
@@ -77,7 +78,7 @@ def agree_on_task(
             "standardising features reveals their means, which the privacy budget does not "
             "cover: switch `standardise` off at nodes (--no-standardise)"
         )
-    if method.request.per_sample:
+    if any(isinstance(each, SamplePrivacy) for each in method.features):
         require_per_sample(model)
     assert settings.model is not None
     task = Task(
@@ -89,7 +90,7 @@ def agree_on_task(
         compression_of(settings),
         _most_updates(method.controller),
         samples,
-        method.request,
+        method.features,
         readings=tuple(settings.limits().limits),
     )
     for each in descriptions:

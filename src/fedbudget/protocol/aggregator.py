@@ -12,22 +12,24 @@ Rules of this file:
   `forget`, `interrupt` and `give_up` replace it. A report that is refused changes nothing.
 - The aggregator reads sums over nodes (sums.py), which are the same bits in any grouping.
   Only some combination rules need every node's report.
+- Features (features/feature.py) add to broadcasts, and follow a round in their own states.
+  The aggregator knows none of them by name.
 
 Between two rounds an engine may `forget` nodes and save the `state`; `resume` continues
 from it. With a larger budget a run also resumes from DONE, with the round that would have
 come next; the final round stays part of the run.
 
-`receive` names the stages of a round; state.py has a function for each:
+`receive` names the stages of a round; stages.py has a function for each:
 
-1. Charge the ledger with the cost of the round.
-2. Compute F(w(t₀)), eq. (2). If it is below F(w^f), w^f ← w(t₀), and the next broadcast
+1. Limit outliers, and sum the reports (combine.py, sums.py).
+2. Charge the ledger with the cost of the round.
+3. Compute F(w(t₀)), eq. (2). If it is below F(w^f), w^f ← w(t₀), and the next broadcast
    announces it. The loss of w(t) itself follows one round later, hence the final round.
-3. Decide whether to recover: if no w_i(t) is finite, or if η adapts and F(w(t₀)) is far
+4. Decide whether to recover: if no w_i(t) is finite, or if η adapts and F(w(t₀)) is far
    above F(w^f), the run returns to w^f with τ=1.
-4. Combine the finite w_i(t), eq. (5) (combine.py), and apply the update rule (update.py).
-   If messages are compressed, w(t) becomes the vector that nodes will receive.
-5. Estimate ρ̂, β̂, δ̂ (estimates.py).
-6. Decide from the nodes' divergences whether to correct drift in the next round (drift.py).
+5. Combine the finite w_i(t), eq. (5), and apply the update rule (update.py). If messages
+   are compressed, w(t) becomes the vector that nodes will receive.
+6. Let features follow: estimates of ρ, β, δ, drift correction, momentum, workload.
 7. Choose η and τ. If this is the last round that fits the budget, τ shrinks to fit with the
    final loss, and the broadcast announces STOP. If not even τ=1 fits, the final loss
    follows at once; if that does not fit either, the run ends.
@@ -35,115 +37,60 @@ come next; the final round stays part of the run.
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fedbudget.arrays import Float32
+from fedbudget.arrays import Float32, Int64
 from fedbudget.budget.budget import Budget, Costs, Ledger
-from fedbudget.budget.control import Estimates, Reason
+from fedbudget.budget.control import ControlInputs, Decision, Reason
 from fedbudget.budget.spending import open_ledger, progress
 from fedbudget.budget.step_size import StepSizeInputs
 from fedbudget.errors import UserError
-from fedbudget.evaluation.points import NodeEvaluation
-from fedbudget.protocol.drift import Divergence, DriftState
-from fedbudget.protocol.estimates import next_estimates
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Private, Report
-from fedbudget.protocol.method import Choice, Method, choose
-from fedbudget.protocol.privacy import Payment
+from fedbudget.protocol.features.estimates import EstimateSlopes, EstimatesState
+from fedbudget.protocol.features.feature import (
+    Choice,
+    NodeTimes,
+    Quantize,
+    RoundResult,
+    defining,
+    report_layout,
+)
+from fedbudget.protocol.messages import (
+    Broadcast,
+    CatchUp,
+    FinalRound,
+    LocalError,
+    PeerError,
+    Report,
+    TrainRound,
+)
+from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import (
     AggregatorState,
+    Outcome,
+    Payment,
     Phase,
-    Quantize,
-    apply_update,
-    cap_outliers,
+    Round,
+    updated,
+)
+from fedbudget.protocol.stages import (
+    FilteredReports,
     check_recovery,
     combine_reports,
-    damp_velocity,
-    first_round_scale,
+    filter_reports,
+    move,
+    pace,
+    paced,
     reopen,
-    rescale_velocity,
-    shortened_nodes,
     step_size_inputs,
-    updated,
-    with_bias,
-    with_coming_delta,
-    with_drift,
+    was_last,
     with_losses,
-    with_times,
-    without_bias,
 )
-from fedbudget.protocol.sums import Reports, ReportsHere, Sums
-from fedbudget.protocol.update import without_statistics
-from fedbudget.protocol.workload import NodeTimes, StepTimes, WorkShares
+from fedbudget.protocol.sums import Sums
 
 _State = AggregatorState[Any, Any]
-
-
-@dataclass(frozen=True)
-class Round:
-    """Record of one round.
-
-    Args:
-      round: number of the round, from 1.
-      t: local updates per node at its end.
-      tau: local updates in it; 0 in the final round, which only evaluates the loss.
-      reason: why the controller chose this τ.
-      eta: step size.
-      loss: F(w(t₀)) at the start of the round; on mini-batches if descent is stochastic.
-      best_loss: F(w^f) on the same samples, with w^f as of the end of the round.
-      estimates: ρ̂, β̂, δ̂ after the round.
-      kept: names of the estimates that this round could not renew.
-      ledger: cost of the round, and what was spent until its end.
-      expected: ĉ and b̂ for the next choice of τ; None if no τ is chosen.
-      nodes: number of nodes that took part.
-      left_out: numbers of the nodes whose w_i was not finite.
-      corrected: whether drift was corrected.
-      divergence: divergence of the nodes' gradients without and with drift correction,
-        until the round before; None without drift correction.
-      missed: numbers of the nodes that did not answer in time; set by the engine.
-      evaluation: results on the nodes' test samples, if requested; set by the engine.
-      work: local updates of each node, unless all made τ; τ is then the slowest node's.
-      shortened: numbers of the nodes whose update the combination rule shortened.
-      private: settings of a private round. It has no loss; η is 0 if nodes use their own.
-    """
-
-    round: int
-    t: int
-    tau: int
-    reason: str
-    eta: float
-    loss: float
-    best_loss: float
-    estimates: Estimates | None
-    kept: tuple[str, ...]
-    ledger: Ledger
-    expected: Costs | None
-    nodes: int
-    left_out: tuple[int, ...]
-    corrected: bool = False
-    divergence: Divergence | None = None
-    missed: tuple[int, ...] = ()
-    evaluation: NodeEvaluation | None = None
-    work: WorkShares | None = None
-    shortened: tuple[int, ...] = ()
-    private: Private | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """End of a run.
-
-    Args:
-      w: w^f, [parameters].
-      stopped_by: name of a resource, `rounds` or `interrupted`.
-      ledger: what was spent.
-    """
-
-    w: Float32
-    stopped_by: str
-    ledger: Ledger
 
 
 class Aggregator:
@@ -172,21 +119,32 @@ class Aggregator:
     ) -> None:
         self.method = method
         self.last: Round | None = None
+        first = {feature.name: feature.first(w) for feature in method.features}
         self.state: _State = AggregatorState(
             phase=Phase.READY,
-            request=method.request,
+            features=method.features,
             w=w,
             best=w,
             decision=method.controller.first(),
             step_size=method.step_size.first(),
             update=method.update.first(w),
             ledger=open_ledger(budget, expected, method.spending),
-            drift=DriftState.first(w) if method.correct_drift else None,
+            states={name: state for name, state in first.items() if state is not None},
             statistics=statistics,
-            times=None if method.by_speed is None else StepTimes.none(),
         )
         self._rounds = rounds
         self._quantize = quantize
+        self._sent: tuple[_State, Broadcast] | None = None  # the last broadcast
+        features = method.features
+        self._message = defining(features, "message")
+        self._catch_up = defining(features, "catch_up")
+        self._start = defining(features, "start")
+        self._unbias = defining(features, "unbias")
+        self._after = defining(features, "after")
+        self._recorded = defining(features, "recorded")
+        self._counted = defining(features, "counted")
+        self._choose = defining(features, "choose")
+        self._announced = defining(features, "announce")
 
     @classmethod
     def resume(
@@ -209,15 +167,14 @@ class Aggregator:
         old = state.ledger.budget
         if old.limits.keys() != budget.limits.keys():
             raise UserError(f"the resumed run has a budget of {old}, not of {budget}")
-        if state.request.drift != method.correct_drift:
-            option = "with" if state.request.drift else "without"
+        began = [feature.name for feature in state.features]
+        now = [feature.name for feature in method.features]
+        for name in sorted({*began} ^ {*now}):
+            option = "with" if name in began else "without"
+            raise UserError(f"the run began {option} {name} and must resume {option} it")
+        if state.features != method.features:
             raise UserError(
-                f"the run began {option} drift correction and must resume {option} it"
-            )
-        if state.request != method.request:
-            raise UserError(
-                f"the run began with other requests to its nodes: {state.request}; "
-                "resume it with the settings it began with"
+                "the run began with other features: resume it with its first settings"
             )
         free = Costs(np.zeros_like(budget.array), np.zeros_like(budget.array))
         self = cls(
@@ -237,101 +194,103 @@ class Aggregator:
         if self.state.phase is not Phase.READY:
             raise LocalError("the run has started already")
         state = updated(self.state, phase=Phase.ROUND)
-        first = Choice(state.decision, self.method.by_data)
-        if self.method.request.one_step:
-            first = choose(self.method, state, recover=False)
-        answer = self._answer(self._announce(state, first, best=False))
+        decision = state.decision
+        if self.method.searches_step:
+            state, decision = self._next_decision(state, recover=False)
+        else:
+            state, decision = self._adjusted(state, decision)
+        answer = self._answer(self._announce(state, decision, best=False))
         assert isinstance(answer, Broadcast)  # a ledger opens only if one round fits
         return answer
 
     def receive(
         self,
-        report: Report | Reports,
+        reports: Report | Sums,
         costs: Costs,
         *,
         usual: bool = True,
         times: NodeTimes | None = None,
+        peers: Int64 | None = None,
     ) -> Broadcast | Outcome:
         """Process the reports of a round and return the next broadcast, or the outcome.
 
         Args:
-          report: the merged reports, or their sums.
+          reports: the merged reports, or their sums.
           costs: cost of the round.
           usual: whether other rounds are expected to cost the same.
           times: time of a local update at each node, if measured.
+          peers: index of each node's peer, [n], if peers are other machines. Their numbers
+            are compared with each other, and outliers are capped.
         """
-        broadcast = self._require_pending(report)
+        broadcast = self._require_pending(reports)
         method = self.method
-        capped = cap_outliers(method.combine, report, self.state)
-        reports = ReportsHere(capped) if isinstance(capped, Report) else capped
-        sums = reports.sums
+        state = self.state
 
-        # 1. Charge the ledger.
-        ledger = self.ledger.charge(max(1, broadcast.tau), costs, usual=usual)
-        state = updated(self.state, ledger=ledger)
+        # 1. Limit outliers, and sum the reports.
+        start = self._starting_point(state)
+        filtered = filter_reports(method, reports, broadcast, state, start, peers)
+        sums = filtered.sums
 
-        # 2. Losses, and the best w so far. The final round ends here.
+        # 2. Charge the ledger.
+        ledger = state.ledger.charge(broadcast.steps, costs, usual=usual)
+        state = updated(state, ledger=ledger)
+
+        # 3. Losses, and the best w so far. The final round ends here.
         state, best = with_losses(state, sums)
-        if state.phase is Phase.FINAL:
-            self.last = self._round(state, broadcast, sums)
+        if not isinstance(broadcast, TrainRound):
+            self.last = self._round(state, broadcast, filtered, None)
             return self._answer(updated(state, phase=Phase.DONE, became_best=best))
         state = updated(state, t=state.t + round(broadcast.effective))
-        state = with_times(state, broadcast, times)
 
-        # 3. Return to the best w, if the run diverges.
+        # 4. Return to the best w, if the run diverges.
         state, recover = check_recovery(state, sums, adapts=method.step_size.adapts)
 
-        # 4. Combine the reports and move w.
-        combined = None
-        mean = None
-        if not recover:
-            combined = combine_reports(method.combine, capped, sums)
-            mean = without_bias(state, broadcast, combined)
+        # 5. Combine the reports and move w.
         inputs = step_size_inputs(method.spending, self.ledger, ledger, sums, best=best)
-        scale = first_round_scale(method.step_size, state, broadcast, inputs)
-        start = state.start
-        state = damp_velocity(state, method.update, sums)
-        state, mean, recover = apply_update(
-            state, method.update, mean, self._quantize, span=broadcast.span, scale=scale
+        step_size = method.step_size.next(state.step_size, inputs)
+        first = broadcast.round == 1 and method.searches_step
+        scale = step_size.eta / broadcast.eta if first else 1.0
+        combined = None if recover else combine_reports(method.combine, filtered)
+        mean = combined
+        if mean is not None:
+            for feature in self._unbias:
+                mean = feature.unbias(state.states.get(feature.name), broadcast, mean)
+        moved = move(state, method.update, mean, start, sums, broadcast.span, scale)
+        if moved.recover:
+            step_size = method.step_size.recover(state.step_size, inputs)
+        slowdown = pace(step_size.eta, broadcast.eta * scale)
+        last = was_last(state)
+        received = moved.w if self._quantize is None else self._quantize(moved.w, state.w)
+        state = updated(state, w=received, step_size=step_size, update=moved.update)
+
+        # 6. Features follow.
+        result = RoundResult(
+            broadcast,
+            sums,
+            start,
+            combined=None if moved.recover else combined,
+            mean=received if moved.mean is moved.w else moved.mean,
+            w=received,
+            slowdown=slowdown,
+            recover=moved.recover,
+            capped=filtered.capped,
+            times=times,
+            quantize=self._quantize,
+            statistics=state.statistics,
+            last=last,
+            states=dict(state.states),
         )
+        state = self._follow(state, result)
+        record = self._round(state, broadcast, filtered, result)
 
-        # 5. Estimate ρ, β, δ.
-        kept: tuple[str, ...] = ()
-        if broadcast.request.estimate:
-            parameters = without_statistics(mean, state.statistics)
-            estimates, kept = next_estimates(
-                state.estimates,
-                reports,
-                broadcast,
-                parameters,
-                from_nodes=method.delta_from_nodes,
-            )
-            state = updated(state, estimates=estimates)
-
-        # 6. Drift correction. It restarts if reports were capped: c would not be the mean
-        #    of the c_i that the nodes computed.
-        restart = recover or capped is not report
-        known = capped if isinstance(capped, Report) else sums.report
-        state = with_drift(state, known, sums, broadcast, restart=restart, start=start)
-        if self._quantize is not None:
-            state = with_bias(state, broadcast, None if recover else combined)
-
-        record = replace(
-            self._round(state, broadcast, sums),
-            kept=kept,
-            work=WorkShares.of(broadcast, times),
-            shortened=shortened_nodes(report, capped),
-        )
-
-        # 7. Choose the step size and τ, and announce the next round.
-        follow = method.step_size.recover if recover else method.step_size.next
-        state = updated(state, step_size=follow(state.step_size, inputs))
-        eta = broadcast.eta * scale
-        state = rescale_velocity(state, method.update, broadcast, eta, recover=recover)
+        # 7. Choose τ, and announce the next round.
+        if not (moved.recover or last):
+            state = updated(state, update=paced(method.update, state.update, slowdown))
         if broadcast.stop:
             state = self._finish(state, best=best)
         else:
-            state = self._announce(state, choose(method, state, recover=recover), best=best)
+            state, decision = self._next_decision(state, recover=moved.recover)
+            state = self._announce(state, decision, best=best)
 
         self.last = record  # only now: a custom rule may have raised in any stage above
         return self._answer(state)
@@ -369,9 +328,7 @@ class Aggregator:
     def forget(self, nodes: Collection[int]) -> Broadcast:
         """Remove nodes that left for good or returned without their memory.
 
-        Call it between rounds, before sending the last broadcast. If the c_i of these nodes
-        are part of c, the new broadcast requests a round without drift correction (drift.py
-        has the reason).
+        Call it between rounds, before sending the last broadcast.
 
         Args:
           nodes: numbers of the nodes.
@@ -380,17 +337,19 @@ class Aggregator:
           The broadcast to send instead of the last one.
         """
         broadcast = self.pending
-        state = self.state
         if broadcast is None:
-            raise LocalError(f"forget nodes between rounds: the run is {state.phase}")
-        drift = None if state.drift is None else state.drift.forget(nodes)
-        if drift is None or drift is state.drift:
-            return broadcast
-        if drift.coming.correct and broadcast.tau > 0:
-            drift = replace(drift, coming=replace(drift.coming, correct=False))
-            state = updated(with_coming_delta(state, drift), work=None)
-        self.state = updated(state, drift=drift)
-        return self.state.broadcast
+            raise LocalError(f"forget nodes between rounds: the run is {self.state.phase}")
+        states = dict(self.state.states)
+        for feature in self.method.features:
+            before = states.get(feature.name)
+            after = feature.forget(before, nodes, states, broadcast)
+            if after is not None and after is not before:
+                states[feature.name] = after
+        if any(state is not self.state.states[name] for name, state in states.items()):
+            self.state = updated(self.state, states=states)
+        answer = self.pending
+        assert answer is not None
+        return answer
 
     @property
     def ledger(self) -> Ledger:
@@ -400,8 +359,12 @@ class Aggregator:
     @property
     def pending(self) -> Broadcast | None:
         """The last broadcast, while it is unanswered."""
-        running = self.state.phase in (Phase.ROUND, Phase.FINAL)
-        return self.state.broadcast if running else None
+        state = self.state
+        if state.phase not in (Phase.ROUND, Phase.FINAL):
+            return None
+        if self._sent is None or self._sent[0] is not state:
+            self._sent = state, self._broadcast(state)
+        return self._sent[1]
 
     @property
     def payment(self) -> Payment | None:
@@ -416,30 +379,115 @@ class Aggregator:
             return None
         return Outcome(state.best, state.stopped_by, self.ledger)
 
-    def _require_pending(self, report: Report | Reports) -> Broadcast:
-        """Return the broadcast that the report answers; refuse any other report.
+    def _require_pending(self, reports: Report | Sums) -> Broadcast:
+        """Return the broadcast that the reports answer; refuse any other report.
 
         Sums were checked by the process that summed.
         """
         broadcast = self.pending
         if broadcast is None:
             raise LocalError(f"no report is expected: the run is {self.state.phase}")
-        number = report.round if isinstance(report, Report) else report.sums.round
-        if number != broadcast.round:
-            raise PeerError(f"a report of round {number} in round {broadcast.round}")
-        if isinstance(report, Report):
-            report.require_answers(broadcast)
+        if reports.round != broadcast.round:
+            raise PeerError(f"a report of round {reports.round} in round {broadcast.round}")
+        if isinstance(reports, Report):
+            reports.require_answers(broadcast)
         elif self.method.combine.needs_reports:
             rule = type(self.method.combine).__name__
             raise UserError(f"{rule} needs every node's report, and here only sums arrive")
         return broadcast
 
-    def _announce(self, state: _State, choice: Choice, *, best: bool) -> _State:
+    def _broadcast(self, state: _State) -> Broadcast:
+        """Return the broadcast that follows from a state."""
+        states = state.states
+        parts = [each.message(states.get(each.name)) for each in self._message]
+        missed = [each.catch_up(states.get(each.name)) for each in self._catch_up]
+        common: dict[str, Any] = {
+            "round": state.round,
+            "w": state.w,
+            "best": state.became_best,
+            "parts": tuple([part for part in parts if part is not None]),
+        }
+        if state.round > 1:
+            kept = tuple([part for part in missed if part is not None])
+            common["catch_up"] = CatchUp(state.best, kept)
+        if state.phase is Phase.FINAL:
+            return FinalRound(**common)
+        return TrainRound(
+            **common,
+            report=report_layout(state.features, state.round),
+            tau=state.tau,
+            eta=state.step_size.eta,
+            effective=state.effective,
+            stop=state.stop,
+        )
+
+    def _starting_point(self, state: _State) -> Float32:
+        """Return the starting point of the nodes' gradients, [parameters]."""
+        for feature in self._start:
+            states = state.states.get(feature.name)
+            start = feature.start(states, state.w, state.statistics)
+            if start is not None:
+                return start
+        return state.w
+
+    def _follow(self, state: _State, result: RoundResult) -> _State:
+        """Let features follow a round, each in its own state."""
+        states = result.states
+        for feature in self._after:
+            after = feature.after(states.get(feature.name), result)
+            if after is None:
+                states.pop(feature.name, None)
+            else:
+                states[feature.name] = after
+        return updated(state, states=states)
+
+    def _next_decision(self, state: _State, *, recover: bool) -> tuple[_State, Decision]:
+        """Choose τ of the coming round.
+
+        Args:
+          state: the state after the last round.
+          recover: whether the run returns to w^f.
+        """
+        if recover:
+            return state, Decision(1, Reason.RECOVERY)
+        if not state.step_size.settled:
+            return state, Decision(1, Reason.START)
+        last = state.decision
+        for feature in self._counted:
+            last = feature.counted(state.states.get(feature.name), last)
+        decision = self.method.controller.next(last, self._inputs(state))
+        return self._adjusted(state, decision)
+
+    def _adjusted(self, state: _State, decision: Decision) -> tuple[_State, Decision]:
+        """Let features change the controller's decision."""
+        if not self._choose:
+            return state, decision
+        states = dict(state.states)
+        resources = list(state.ledger.budget.limits)
+        choice = Choice(self._inputs(state), resources, state.round + 1, states)
+        for feature in self._choose:
+            own, decision = feature.choose(states.get(feature.name), decision, choice)
+            if own is not None:
+                states[feature.name] = own
+        return updated(state, states=states), decision
+
+    def _inputs(self, state: _State) -> ControlInputs:
+        costs = self.method.spending.costs(state.ledger)
+        estimates = state.states.get(EstimateSlopes.name)
+        return ControlInputs(
+            estimates.values if isinstance(estimates, EstimatesState) else None,
+            state.step_size.eta,
+            costs.step,
+            costs.aggregation,
+            state.ledger.budget.array,
+        )
+
+    def _announce(self, state: _State, chosen: Decision, *, best: bool) -> _State:
         """Announce the next round, with τ shortened to fit the budget; or the end."""
-        plan = self.method.spending.plan(state.ledger, choice.decision)
+        plan = self.method.spending.plan(state.ledger, chosen)
         decision = plan.decision
         if decision is None:
-            state = updated(state, decision=choice.decision, stopped_by=plan.stopped_by)
+            state = updated(state, decision=chosen, stopped_by=plan.stopped_by)
             return self._finish(state, best=best)
 
         stop = plan.stop
@@ -447,14 +495,19 @@ class Aggregator:
         if not stop and self._rounds_made(state) + 1 >= self._most_rounds:
             stop = True
             stopped_by = "rounds"
-        work = None if choice.workload is None else choice.workload.work(decision.tau)
+        states = dict(state.states)
+        effective: float = decision.tau
+        for feature in self._announced:
+            own, effective = feature.announce(states.get(feature.name), decision.tau)
+            states[feature.name] = own
         return updated(
             state,
             decision=decision,
             stopped_by=stopped_by,
             round=state.round + 1,
             tau=decision.tau,
-            work=work,
+            effective=effective,
+            states=states,
             became_best=best,
             stop=stop,
         )
@@ -464,14 +517,18 @@ class Aggregator:
         evaluated = state.round > 1  # the loss of some w other than w(0)
         reserve = self.method.spending.final_reserve(state.ledger, judged=evaluated)
         if reserve is None or state.ledger.fits(reserve):
+            after = {
+                feature.name: feature.finish(state.states.get(feature.name))
+                for feature in state.features
+            }
             return updated(
                 state,
                 phase=Phase.FINAL,
                 round=state.round + 1,
-                tau=0,
-                work=None,
+                states={name: own for name, own in after.items() if own is not None},
                 became_best=best,
                 stop=True,
+                evaluated=True,
             )
         w = state.best if evaluated else state.w
         return updated(state, phase=Phase.DONE, best=w, became_best=best)
@@ -495,8 +552,8 @@ class Aggregator:
         inputs = StepSizeInputs(None, progress(state.ledger, self.method.spending))
         step_size = self.method.step_size.next(state.step_size, inputs)
         reopened = updated(reopened, step_size=step_size)
-        choice = choose(self.method, reopened, recover=False)
-        coming = self._announce(reopened, choice, best=state.became_best)
+        reopened, decision = self._next_decision(reopened, recover=False)
+        coming = self._announce(reopened, decision, best=state.became_best)
         if coming.phase is not Phase.ROUND and state.phase is Phase.DONE:
             raise UserError(
                 f"budget {state.ledger.budget}: too little is left of {coming.stopped_by} "
@@ -526,22 +583,37 @@ class Aggregator:
         assert answer is not None
         return answer
 
-    def _round(self, state: _State, broadcast: Broadcast, sums: Sums) -> Round:
-        drift = broadcast.drift
+    def _round(
+        self,
+        state: _State,
+        broadcast: Broadcast,
+        filtered: FilteredReports,
+        result: RoundResult | None,
+    ) -> Round:
+        """Return the record of a round.
+
+        Args:
+          state: the state after it.
+          broadcast: its broadcast.
+          filtered: its reports.
+          result: None for the final round.
+        """
+        extra: dict[str, Any] = {}
+        for feature in self._recorded:
+            extra |= feature.recorded(state.states.get(feature.name), result)
         return Round(
             round=broadcast.round,
             t=state.t,
-            tau=broadcast.tau,
-            reason=state.decision.reason if broadcast.tau else Reason.FINAL,
-            eta=broadcast.eta,
+            tau=0 if result is None else result.broadcast.tau,
+            reason=Reason.FINAL if result is None else state.decision.reason,
+            eta=state.step_size.eta if result is None else result.broadcast.eta,
             loss=state.loss,
             best_loss=state.best_loss,
-            estimates=state.estimates,
-            kept=(),
             ledger=state.ledger,
             expected=self.method.spending.costs(state.ledger),
-            nodes=sums.nodes,
-            left_out=sums.left_out,
-            corrected=drift is not None and drift.correct and broadcast.tau > 0,
-            divergence=None if state.drift is None else state.drift.divergence,
+            nodes=filtered.sums.nodes,
+            left_out=filtered.sums.left_out,
+            shortened=filtered.shortened,
+            outliers=filtered.outliers,
+            **extra,
         )

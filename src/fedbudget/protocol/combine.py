@@ -13,7 +13,7 @@ rare honest value is part of many such means, and a distant attacker of none.
 docs/guide/robustness.md lists which attacks each rule survives, and its cost without
 attackers.
 
-The aggregator also cannot verify a reported loss or smoothness. `capped_reports` compares
+The aggregator also cannot verify a reported loss or smoothness. `cap_figures` compares
 each figure with those of the other peers. With three or more peers, a figure beyond a
 multiple of their median counts as unknown, or as the median. A false figure therefore has
 a limited effect, and reports of honest nodes, which lie within that multiple, stay as they
@@ -22,14 +22,15 @@ are to the bit. Peers are compared, not nodes: a peer with a hundred nodes count
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeGuard
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol, TypeGuard
 
 import numpy as np
 
-from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.protocol.messages import VECTORS, Report
-from fedbudget.protocol.sums import DIVERGENCES, SLOPES, add_up
+from fedbudget.arrays import Flags, Float32, Float64, Int64
+from fedbudget.protocol.features.feature import Reported
+from fedbudget.protocol.messages import LossReport, Report
+from fedbudget.protocol.sums import add_up
 
 FEWEST = 3
 """Fewest peers, or nodes, among which an outlier can be identified."""
@@ -40,7 +41,6 @@ MOST_SAMPLES = 10_000
 _MAX_LOSS = 1e3  # limit of a loss, times the median
 _MAX_GAP = 100.0  # limit of F_i(w(t₀)) - F_i(w^f), times the median
 _NOISE = 0.02  # a gap within this share of the loss is always accepted
-_MAX_DIVERGENCE = 1e3  # limit of a divergence, times the median
 
 
 class CombineRule(Protocol):
@@ -119,9 +119,10 @@ class ClippedMean:
       most: longest accepted update, as a multiple of the median length.
 
     >>> w = np.array([[1], [1], [8]], np.float32)
-    >>> zeros = np.zeros(3)
-    >>> report = Report(1, np.arange(3), np.ones(3, np.int64), zeros, zeros, w)
-    >>> ClippedMean().capped(report, start=np.zeros(1, np.float32), counted=1).w[2]
+    >>> ones = np.ones(3, np.int64)
+    >>> report = Report(round=1, nodes=np.arange(3), sizes=ones, vectors={"w": w})
+    >>> short = ClippedMean().capped(report, start=np.zeros(1, np.float32), counted=1)
+    >>> short.vectors["w"][2]
     array([0.125], dtype=float32)
     """
 
@@ -136,10 +137,8 @@ class ClippedMean:
         """Return the report with long updates, and gradients if present, shortened."""
         if len(report.nodes) < FEWEST:
             return report
-        for name in VECTORS:
-            vectors = getattr(report, name)
-            if vectors is None:
-                continue
+        changed = {}
+        for name, vectors in report.vectors.items():
             origin = start if name == "w" else np.zeros_like(start)
             scale = self._scale(_distances(vectors[:, :counted], origin[:counted]))
             if scale is None:
@@ -147,9 +146,10 @@ class ClippedMean:
             # A vector that is not finite stays so, and is left out later.
             with np.errstate(over="ignore", invalid="ignore"):
                 short = origin + scale[:, None] * (vectors - origin)
-            fields: Any = {name: np.where(scale[:, None] < 1, short, vectors)}
-            report = replace(report, **fields)
-        return report
+            changed[name] = np.where(scale[:, None] < 1, short, vectors)
+        if not changed:
+            return report
+        return replace(report, vectors={**report.vectors, **changed})
 
     def _scale(self, lengths: Float64) -> Float32 | None:
         """Factor for each vector, [n]; None if all stay as they are."""
@@ -276,27 +276,134 @@ def without_outliers(report: Report, count: int) -> Report:
       report: the report of all nodes.
       count: number of possible outliers at either end.
     """
+    if not isinstance(report, LossReport):
+        return report
     gap = report.losses - report.best_losses
     best = _winsorize(report.best_losses, count)
-    return replace(report, losses=best + _winsorize(gap, count), best_losses=best)
+    losses = best + _winsorize(gap, count)
+    numbers = {**report.numbers, "losses": losses, "best_losses": best}
+    return replace(report, numbers=numbers)
 
 
-def capped_reports(reports: Sequence[Report]) -> tuple[list[Report], list[tuple[str, ...]]]:
-    """Limit implausible figures in the reports of a round.
+def cap_reports(rule: CombineRule, report: Report, start: Float32, counted: int) -> Report:
+    """Return the report with outliers limited by the rule; itself if there are none.
 
     Args:
-      reports: one report of each peer, all of one round.
+      rule: the combination rule.
+      report: the report of all nodes.
+      start: starting point of local updates, [parameters].
+      counted: number of parameters, without running statistics.
+    """
+    return rule.capped(report, start, counted) if caps_reports(rule) else report
+
+
+def shortened_nodes(report: Report, capped: Report) -> tuple[int, ...]:
+    """Return the numbers of the nodes whose finite w_i `cap_reports` changed."""
+    if report is capped or "w" not in report.vectors:
+        return ()
+    before = report.vectors["w"]
+    after = capped.vectors["w"]
+    if before is after:
+        return ()
+    same = (before == after).all(axis=1) | ~np.isfinite(before).all(axis=1)
+    return tuple(report.nodes[~same].tolist())
+
+
+def cap_figures(
+    report: Report, peers: Int64, groups: Sequence[Reported]
+) -> tuple[Report, dict[int, tuple[str, ...]]]:
+    """Limit implausible numbers in the reports of nodes on other machines.
+
+    Args:
+      report: the merged reports.
+      peers: index of each node's peer, [n].
+      groups: numbers of features.
 
     Returns:
-      The reports with plausible figures, and for each the names of its outliers.
+      the report with plausible numbers, and the names of outliers by node number.
     """
-    capped = list(reports)
-    outliers = [set[str]() for _ in reports]
-    if len(reports) >= FEWEST:
-        _cap_slopes(capped, outliers)
-        _cap_losses(capped, outliers)
-        _cap_divergences(capped, outliers)
-    return capped, [tuple(sorted(names)) for names in outliers]
+    if not isinstance(report, LossReport) or len(set(peers.tolist())) < FEWEST:
+        return report, {}
+    figures = _Figures(dict(report.numbers), peers)
+    _cap_losses(figures)
+    for group in groups:
+        names = [name for name in group.numbers if name in figures.numbers]
+        middles = {name: figures.medians(name) for name in names}
+        usual = {name: median(values) for name, values in middles.items()}
+        for name in names:
+            limit = group.numbers[name] * reference(middles[name])
+            unknown = {name: math.nan} if group.optional else usual
+            figures.replace_beyond(name, limit, unknown)
+    if not figures.outliers:
+        return report, {}
+    named = {
+        int(report.nodes[node]): tuple(sorted(names))
+        for node, names in sorted(figures.outliers.items())
+    }
+    return replace(report, numbers=figures.numbers), named
+
+
+@dataclass
+class _Figures:
+    """Numbers of a round's reports, while outliers are replaced.
+
+    Args:
+      numbers: by name, [n].
+      peers: index of each node's peer, [n].
+      outliers: names of replaced numbers by the index of a node.
+    """
+
+    numbers: dict[str, Float64]
+    peers: Int64
+    outliers: dict[int, set[str]] = field(default_factory=dict)
+
+    def medians(self, name: str) -> list[float]:
+        """Median of each peer's finite numbers; NaN if a peer has none."""
+        return self.medians_of(self.numbers[name])
+
+    def medians_of(self, values: Float64) -> list[float]:
+        peers = self.peers
+        distinct = np.unique(peers)
+        if len(distinct) == len(peers):
+            return list(values.tolist())
+        parts = [values[peers == peer] for peer in distinct]
+        known = [part[np.isfinite(part)] for part in parts]
+        return [float(np.median(part)) if len(part) else math.nan for part in known]
+
+    def replace_beyond(
+        self, name: str, limit: float, replacements: Mapping[str, float]
+    ) -> None:
+        """Replace numbers of nodes whose number `name` exceeds the limit."""
+        beyond = np.abs(self.numbers[name]) > limit
+        if not beyond.any():
+            return
+        for other, value in replacements.items():
+            self.numbers[other] = np.where(beyond, value, self.numbers[other])
+        self.note(name, beyond)
+
+    def note(self, name: str, beyond: Flags) -> None:
+        for node in np.flatnonzero(beyond).tolist():
+            self.outliers.setdefault(node, set()).add(name)
+
+
+def _cap_losses(figures: _Figures) -> None:
+    """An implausible loss counts as the median, and an implausible gap as the median
+    gap."""
+    for name in ("losses", "best_losses"):
+        usual = reference(figures.medians(name))
+        figures.replace_beyond(name, _MAX_LOSS * usual, {name: usual})
+
+    best = figures.numbers["best_losses"]
+    gaps = figures.numbers["losses"] - best
+    middles = figures.medians_of(gaps)
+    limit = max(
+        _MAX_GAP * reference(middles), _NOISE * reference(figures.medians("best_losses"))
+    )
+    beyond = ~(np.abs(gaps) <= limit)
+    if beyond.any():
+        losses = figures.numbers["losses"]
+        figures.numbers["losses"] = np.where(beyond, best + median(middles), losses)
+        figures.note("losses", beyond)
 
 
 def reference(figures: Sequence[float]) -> float:
@@ -320,88 +427,6 @@ def median(figures: Sequence[float]) -> float:
     if len(ordered) % 2:
         return float(ordered[half])
     return float((ordered[half - 1] + ordered[half]) / 2)
-
-
-def _cap_slopes(reports: list[Report], outliers: list[set[str]]) -> None:
-    """An implausible ρ̂_i or β̂_i counts as unknown."""
-    for name, multiple in SLOPES.items():
-        if _all_have(reports, name):
-            limit = multiple * reference(_medians(_figures(reports, name)))
-            _replace_beyond(reports, outliers, name, limit, {name: math.nan})
-
-
-def _cap_losses(reports: list[Report], outliers: list[set[str]]) -> None:
-    """An implausible loss counts as the median, and an implausible gap as the median
-    gap."""
-    for name in ("losses", "best_losses"):
-        usual = reference(_medians(_figures(reports, name)))
-        _replace_beyond(reports, outliers, name, _MAX_LOSS * usual, {name: usual})
-
-    gaps = [report.losses - report.best_losses for report in reports]
-    middles = _medians(gaps)
-    usual = median(middles)
-    loss = reference(_medians(_figures(reports, "best_losses")))
-    limit = max(_MAX_GAP * reference(middles), _NOISE * loss)
-    if (np.abs(np.concatenate(gaps)) <= limit).all():
-        return
-    for index, (report, gap) in enumerate(zip(reports, gaps, strict=True)):
-        beyond = ~(np.abs(gap) <= limit)
-        if beyond.any():
-            losses = np.where(beyond, report.best_losses + usual, report.losses)
-            reports[index] = replace(report, losses=losses)
-            outliers[index].add("losses")
-
-
-def _cap_divergences(reports: list[Report], outliers: list[set[str]]) -> None:
-    """If one divergence of a node is implausible, all of them count as the medians."""
-    middles = {
-        name: _medians(_figures(reports, name))
-        for name in DIVERGENCES
-        if _all_have(reports, name)
-    }
-    usual = {name: median(values) for name, values in middles.items()}
-    for name, values in middles.items():
-        limit = _MAX_DIVERGENCE * reference(values)
-        _replace_beyond(reports, outliers, name, limit, usual)
-
-
-def _all_have(reports: Sequence[Report], name: str) -> bool:
-    return all(getattr(report, name) is not None for report in reports)
-
-
-def _figures(reports: Sequence[Report], name: str) -> list[Float64]:
-    return [getattr(report, name) for report in reports]
-
-
-def _medians(figures: Sequence[Float64]) -> list[float]:
-    """Median of each peer's finite figures; NaN if a peer has none."""
-    if all(len(own) == 1 for own in figures):
-        return [float(own[0]) for own in figures]
-    known = [own[np.isfinite(own)] for own in figures]
-    return [float(np.median(own)) if len(own) else math.nan for own in known]
-
-
-def _replace_beyond(
-    reports: list[Report],
-    outliers: list[set[str]],
-    name: str,
-    limit: float,
-    replacements: Mapping[str, float],
-) -> None:
-    """Replace fields of nodes whose figure `name` exceeds the limit."""
-    values = _figures(reports, name)
-    if not (np.abs(np.concatenate(values)) > limit).any():
-        return
-    for index, own in enumerate(values):
-        beyond = np.abs(own) > limit
-        if beyond.any():
-            report = reports[index]
-            fields: Any = {
-                field: np.where(beyond, number, getattr(report, field))
-                for field, number in replacements.items()
-            }
-            reports[index] = replace(report, **fields)
-            outliers[index].add(name)
 
 
 def _winsorize(values: Float64, count: int) -> Float64:

@@ -1,53 +1,49 @@
-"""The rules that decide in a run, as one value, and the choice between two rounds.
+"""The rules that decide in a run, as one value.
 
-Each rule of a `Method` may be your own object. `choose` returns τ for the coming round, and
-whether faster nodes make more updates. They do if the method allows it and time is the
-scarcest resource: with the same τ for all nodes, a round takes a larger fraction of the
-time limit than of any other limit (workload.py).
+Each rule of a `Method` may be your own object. Its features follow from the rules; further
+features of your own come last.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
-import numpy as np
-
-from fedbudget.arrays import Float32
-from fedbudget.budget.control import ControlInputs, Controller, Decision, Reason
+from fedbudget.budget.control import Controller
 from fedbudget.budget.spending import CarefulSpending, SpendingRule
 from fedbudget.budget.step_size import StepSize
 from fedbudget.errors import UserError
 from fedbudget.protocol.combine import CombineRule, WeightedMean, averages
-from fedbudget.protocol.messages import Request
-from fedbudget.protocol.privacy import Noise
-from fedbudget.protocol.state import AggregatorState
+from fedbudget.protocol.features.drift import DriftCorrection
+from fedbudget.protocol.features.estimates import EstimateSlopes
+from fedbudget.protocol.features.feature import Feature, Noise
+from fedbudget.protocol.features.momentum import Momentum
+from fedbudget.protocol.features.proximal import Proximal
+from fedbudget.protocol.features.workload import STRETCH, DataWorkload, SpeedWorkload
 from fedbudget.protocol.update import Average, UpdateRule, moves
-from fedbudget.protocol.workload import LEAST_GAIN, STRETCH, DataWorkload, Workload
 
 Delta = Literal["gradient", "parameters"]
 """The quantity that δ is estimated from."""
 
-_State = AggregatorState[Any, Any]
-
 
 @dataclass(frozen=True)
 class PrivateRule:
-    """Settings of private rounds (privacy.py).
+    """Settings of private rounds (features/node_privacy.py, features/sample_privacy.py).
 
     Args:
       nodes: number of nodes, a public number.
-      noise: source of the noise.
+      noise: source of the aggregator's noise. If nodes add noise, it only decides whether
+        payments are recorded.
+      feature: what is protected: `NodePrivacy` or `SamplePrivacy`.
       tau: local updates of every round, if fixed.
       excess: variance of the noise relative to the variance that is paid for; more than 1
         if nodes add the noise, because some may drop out.
-      per_sample: whether single samples are protected, by noise of the nodes; then `noise`
-        only keeps the account.
     """
 
     nodes: int
     noise: Noise
+    feature: Feature
     tau: int | None = None
     excess: float = 1.0
-    per_sample: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,21 +55,20 @@ class Method:
       step_size: chooses η.
       update: moves w by the mean update.
       combine: combines reports into one update.
-      correct_drift: whether local updates are corrected for drift (drift.py). If w differs
-        from the mean, nodes receive both.
+      correct_drift: whether local updates are corrected for drift.
       partly: whether only the persistent part of the correction is applied, instead of all
         or nothing.
-      one_step: whether nodes estimate β over one local update, from the first round on
-        (estimates.py).
+      one_step: whether nodes estimate β over one local update, from the first round on.
       delta: whether δ is estimated from the nodes' gradients or from their parameters.
-      proximal: μ of FedProx, which keeps local updates close to w(t₀) (update.py).
+      proximal: μ of FedProx, which keeps local updates close to w(t₀).
       spending: plans the spending of the budget.
       by_speed: largest number of updates of a node if faster nodes make more; None if all
-        make the same number (workload.py).
-      by_data: workload in proportion to the nodes' samples (workload.py).
+        make the same number.
+      by_data: D_i of all nodes, if their workload is in proportion to it.
       private: settings of private rounds, if rounds are private.
       sums_only: whether the aggregator only receives sums over nodes; then nodes report δ̂
         of the previous interval.
+      extra: further features, after the built-in ones.
     """
 
     controller: Controller
@@ -87,9 +82,10 @@ class Method:
     proximal: float | None = None
     spending: SpendingRule = field(default_factory=CarefulSpending)
     by_speed: int | None = None
-    by_data: DataWorkload | None = None
+    by_data: tuple[int, ...] | None = None
     private: PrivateRule | None = None
     sums_only: bool = False
+    extra: tuple[Feature, ...] = ()
 
     def __post_init__(self) -> None:
         name = type(self.combine).__name__
@@ -107,29 +103,50 @@ class Method:
             raise UserError(
                 "different numbers of local updates for each node require drift correction"
             )
+        names = [feature.name for feature in self.features]
+        if len(set(names)) < len(names):
+            raise UserError(f"two features have the same name: {', '.join(names)}")
+
+    @cached_property
+    def features(self) -> tuple[Feature, ...]:
+        """All features of the run, in the order of their calls."""
+        features: list[Feature] = []
+        if self.private is not None:
+            features.append(self.private.feature)
+        else:
+            features += self._training_features()
+        if self.proximal is not None:
+            features.append(Proximal(self.proximal))
+        return (*features, *self.extra)
+
+    def _training_features(self) -> list[Feature]:
+        features: list[Feature] = []
+        adapts = self.step_size.adapts
+        if self.correct_drift:
+            features.append(DriftCorrection(self.partly))
+        if self.controller.estimates or adapts:
+            features.append(
+                EstimateSlopes(
+                    gradient=self.delta == "gradient",
+                    from_nodes=self.delta_from_nodes,
+                    curvature=adapts,
+                    one_step=adapts and self.one_step,
+                )
+            )
+        if moves(self.update):
+            features.append(Momentum(self.update.carried))
+        if self.by_data is not None:
+            features.append(DataWorkload(self.by_data))
+        elif self.by_speed is not None:
+            # An update rule with momentum finds the right length of a step itself.
+            stretch = 1.0 if moves(self.update) else STRETCH
+            features.append(SpeedWorkload(self.by_speed, stretch))
+        return features
 
     @property
-    def request(self) -> Request:
-        """What nodes report."""
-        adapts = self.step_size.adapts
-        if self.private is not None:
-            # A step size of its own would disclose a node's samples.
-            per_sample = self.private.per_sample
-            return Request(
-                one_step=adapts and not per_sample,
-                proximal=self.proximal,
-                private=True,
-                per_sample=per_sample,
-            )
-        return Request(
-            estimate=self.controller.estimates or adapts,
-            gradient=self.delta == "gradient",
-            curvature=adapts,
-            drift=self.correct_drift,
-            partly=self.correct_drift and self.partly,
-            one_step=adapts and self.one_step,
-            proximal=self.proximal,
-        )
+    def searches_step(self) -> bool:
+        """Whether nodes use their own step sizes in the first round."""
+        return self.private is None and self.step_size.adapts and self.one_step
 
     @property
     def delta_from_nodes(self) -> bool:
@@ -144,70 +161,7 @@ class Method:
     @property
     def needs_reports(self) -> bool:
         """Whether the aggregator needs every report at once; otherwise sums are enough."""
-        return (
-            (self.private is not None and not self.sums_only)
-            or self.combine.needs_reports
-            or (self.request.estimate and not self.delta_from_nodes)
-        )
-
-    def state_type(self, w: Float32) -> Any:
-        """Return the type of the aggregator's state, for reading it from a file."""
-        return AggregatorState[type(self.step_size.first()), type(self.update.first(w))]  # type: ignore[misc]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Choice for the coming round.
-
-    Args:
-      decision: τ and its reason; with a `Workload`, the length of the round instead of τ.
-      workload: updates of each node; None if all make the same number.
-    """
-
-    decision: Decision
-    workload: Workload | DataWorkload | None = None
-
-
-def choose(method: Method, state: _State, *, recover: bool) -> Choice:
-    """Choose τ for the coming round.
-
-    Args:
-      recover: whether the run returns to w^f.
-    """
-    if recover:
-        return Choice(Decision(1, Reason.RECOVERY))
-    if not state.step_size.settled:
-        return Choice(Decision(1, Reason.START))
-    costs = method.spending.costs(state.ledger)
-    budget = state.ledger.budget
-    inputs = ControlInputs(
-        state.estimates, state.step_size.eta, costs.step, costs.aggregation, budget.array
-    )
-    last = state.decision
-    if method.by_data is not None:
-        return Choice(method.controller.next(last, inputs), method.by_data)
-    if state.work is not None:
-        last = replace(last, tau=max(1, round(state.work.effective)))
-    decision = method.controller.next(last, inputs)
-    workload = _workload(method, state)
-    if workload is None or not _time_binds(decision, inputs, list(budget.limits)):
-        return Choice(decision)
-    return Choice(Decision(workload.length(decision.tau), decision.reason), workload)
-
-
-def _workload(method: Method, state: _State) -> Workload | None:
-    """Return the workload by speed; None if it is not allowed or gains too little."""
-    drift = state.drift
-    if method.by_speed is None or state.times is None:
-        return None
-    if drift is None or not drift.coming.correct:
-        return None
-    stretch = 1.0 if moves(method.update) else STRETCH
-    workload = Workload.of(state.times, state.round + 1, method.by_speed, stretch)
-    return workload if workload is not None and workload.gain >= LEAST_GAIN else None
-
-
-def _time_binds(decision: Decision, inputs: ControlInputs, names: list[str]) -> bool:
-    """Whether the round takes a larger fraction of the time limit than of any other."""
-    fractions = (decision.tau * inputs.c + inputs.b) / inputs.budget
-    return names[int(np.argmax(fractions))] == "time"
+        if self.private is not None:
+            return not self.sums_only
+        estimates = self.controller.estimates or self.step_size.adapts
+        return self.combine.needs_reports or (estimates and not self.delta_from_nodes)

@@ -17,8 +17,8 @@ sequence: their error grows with the logarithm of the number of nodes.
 **Reports.** Algorithm 2 needs only sums over nodes: Σ D_i w_i, Σ D_i F_i and so on, and for
 δ̂ Σ D_i ‖v_i - v‖ once the mean is known. So each process sums its own nodes, and the work
 and memory of the aggregator do not grow with them. `Sums` has a row for each branch; the
-rows of several processes add up. `SummedReports` adds reports as they arrive and drops
-their vectors; distances from the mean are then not available.
+rows of several processes add up. `ReportAdder` adds reports as they arrive and drops their
+vectors; distances from the mean are then not available.
 
 **Norms** are computed in float64, a part at a time, without copies of whole vectors. The
 parts follow numpy's own pairwise summation (halves of halves, multiples of eight numbers),
@@ -26,17 +26,23 @@ so that the sum equals numpy's to the bit for any size of the parts.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
 from fedbudget.arrays import Flags, Float32, Float64, Int64
 from fedbudget.models.compiling import import_kernels
-from fedbudget.protocol.messages import Broadcast, LocalError, Report
+from fedbudget.protocol.messages import (
+    Broadcast,
+    LocalError,
+    LossReport,
+    Report,
+    ReportLayout,
+)
 
 SAME = 1e-10
 """Up to this distance w_i(t) and w(t) count as equal, and ρ̂_i and β̂_i as 0."""
@@ -47,251 +53,229 @@ ABSURD = 1e12
 LARGEST = 1e15
 """Larger parameters, losses and divergences come from a node that diverges or attacks."""
 
-SLOPES = {"rho": 1e4, "beta": 100.0}
-"""Estimates that a node may lack, and their largest ratio to the median over peers
-(combine.py). They are quotients of small differences: honest nodes vary by factors of
-tens."""
-
-DIVERGENCES = ("plain", "corrected", "lasting", "shifted")
-"""Fields of a report for drift correction."""
-
-Vectors = Literal["w", "gradients"]
-
 _PART = 2**16  # numbers of a part of a norm
 _MANY = 2**16  # columns from which numpy is as fast as the compiled loop
 _COLUMNS = 2**15  # columns at a time, to stay in the cache
 _DEPTH = 65  # levels of a tree over 64-bit numbers
 
 
-class Numbers(NamedTuple):
-    """Numbers summed over nodes, each multiplied by D_i.
-
-    Nodes whose w_i is not finite do not contribute to the estimates. The sums named *_of
-    count the nodes that have the estimate.
-    """
-
-    data: float
-    """1; the sum is D."""
-    used: float
-    """1 for nodes whose w_i is finite."""
-    loss: float
-    """F_i(w(t₀))."""
-    best_loss: float
-    """F_i(w^f)."""
-    squared_loss_gap: float
-    """(F_i(w(t₀)) - F_i(w^f))²."""
-    rho: float
-    rho_of: float
-    beta: float
-    beta_of: float
-    plain: float
-    """Divergence of gradients without drift correction (drift.py)."""
-    corrected: float
-    """Divergence of gradients with drift correction."""
-    lasting: float
-    """-<c_i, s_i>."""
-    shifted: float
-    """‖s_i‖²."""
-
-    @classmethod
-    def of(cls, report: Report, usable: Flags) -> Float64:
-        """Return the numbers of each node, [nodes, numbers].
-
-        Args:
-          usable: whether w_i is finite, [nodes].
-        """
-        numbers = np.zeros((len(report.nodes), len(cls._fields)))
-        by_name = dict(zip(cls._fields, numbers.T, strict=True))
-        by_name["data"][:] = 1
-        by_name["used"][:] = usable
-        by_name["loss"][:] = report.losses
-        by_name["best_loss"][:] = report.best_losses
-        with np.errstate(over="ignore", invalid="ignore"):  # in a run that diverges
-            by_name["squared_loss_gap"][:] = np.square(report.losses - report.best_losses)
-        for name in SLOPES:
-            values = getattr(report, name)
-            if values is not None:
-                known = usable & (values >= 0) & (values < ABSURD)
-                by_name[name][known] = values[known]
-                by_name[f"{name}_of"][:] = known
-        for name in DIVERGENCES:
-            values = getattr(report, name)
-            if values is not None:
-                by_name[name][:] = values
-        return numbers
-
-
 @dataclass(frozen=True)
 class Sums:
     """Sums over the nodes of a round, with a row for each branch.
 
+    Nodes whose w_i is not finite do not contribute to vectors and optional numbers.
+
     Args:
       round: number of the round.
       nodes: number of nodes that reported.
-      left_out: numbers of the nodes whose w_i is not finite or exceeds LARGEST; sums of
-        vectors exclude them.
+      left_out: numbers of the nodes whose w_i is not finite or exceeds LARGEST.
       begins: first node of each branch, rising, [branches].
-      numbers: sums of `Numbers`, [branches, numbers].
-      w, gradients: Σ D_i w_i(t) and Σ D_i ∇F_i(w(t₀)), [branches, parameters], if reported.
-      slopes: whether ρ̂_i and β̂_i were reported.
+      names: names of the columns of `numbers`; see `columns_of`.
+      numbers: sums of numbers times D_i, [branches, names].
+      vectors: sums of vectors times D_i by name, [branches, parameters] each.
       largest_beta: the largest plausible positive β̂_i, if there is one.
       all_data: D of all nodes that ever took part, if known.
-      report: report of all nodes without vectors, if known.
+      report: numbers of all nodes, if known; with vectors if they are in this process.
+      distances: computes `distance_sums`, if the vectors are in other processes.
     """
 
     round: int
     nodes: int
     left_out: tuple[int, ...]
     begins: Int64
+    names: tuple[str, ...]
     numbers: Float64
-    w: Float64 | None
-    gradients: Float64 | None
-    slopes: bool
-    largest_beta: float | None
+    vectors: Mapping[str, Float64]
+    largest_beta: float | None = None
     all_data: float | None = None
     report: Report | None = None
+    distances: "Callable[[str, Float32], Float64] | None" = None
+
+    @classmethod
+    def of(
+        cls,
+        report: Report,
+        layout: ReportLayout,
+        begins: Int64 | None = None,
+        left_out: Collection[int] = (),
+    ) -> "Sums":
+        """Sum the reports of nodes in this process.
+
+        Args:
+          report: the merged reports.
+          layout: what they have.
+          begins: first node of each branch to sum; one branch by default.
+          left_out: numbers of nodes that sums of vectors exclude.
+        """
+        rows = _Rows(report, report.nodes[:1] if begins is None else begins, left_out)
+        vectors = {}
+        for name, values in report.vectors.items():
+            total = rows.of_usable(values)
+            if name == "w" and not within(total, LARGEST * max(1.0, rows.weights.sum())):
+                rows.usable = np.array([within(each) for each in values])
+                total = rows.of_usable(values)
+            vectors[name] = total
+        names, columns = columns_of(report, layout, rows.usable)
+        return cls(
+            round=report.round,
+            nodes=len(report.nodes),
+            left_out=tuple(report.nodes[~rows.usable].tolist()),
+            begins=rows.begins,
+            names=names,
+            numbers=rows.of(report.nodes, rows.weights, columns),
+            vectors=vectors,
+            largest_beta=_largest(report.numbers.get("beta")),
+            report=report,
+        )
 
     @classmethod
     def merge(cls, parts: "Sequence[Sums]") -> "Sums":
         """Join the sums of several groups of nodes, given in node order."""
+        first = parts[0]
         if len(parts) == 1:
-            return parts[0]
-
-        def join(name: str) -> Float64 | None:
-            rows = [getattr(part, name) for part in parts]
-            return None if rows[0] is None else np.concatenate(rows)
-
+            return first
         betas = [part.largest_beta for part in parts if part.largest_beta is not None]
         all_data = [part.all_data for part in parts if part.all_data is not None]
         return replace(
-            parts[0],
+            first,
             nodes=sum(part.nodes for part in parts),
             left_out=tuple(node for part in parts for node in part.left_out),
             begins=np.concatenate([part.begins for part in parts]),
             numbers=np.concatenate([part.numbers for part in parts]),
-            w=join("w"),
-            gradients=join("gradients"),
+            vectors={
+                name: np.concatenate([part.vectors[name] for part in parts])
+                for name in first.vectors
+            },
             largest_beta=max(betas, default=None),
             all_data=sum(all_data) if all_data else None,
+            report=None,
         )
+
+    def with_report(self, report: Report, layout: ReportLayout) -> "Sums":
+        """Return the sums with other numbers of the same nodes."""
+        numbers = Sums.of(report.without_vectors, layout, left_out=self.left_out)
+        return replace(numbers, vectors=self.vectors)
+
+    def distance_sums(self, name: str, mean: Float32) -> Float64:
+        """Return Σ D_i ‖v_i - mean‖ for each branch, [branches, 1], without left-out nodes.
+
+        Args:
+          name: of the vectors.
+          mean: mean of the vectors; may be shorter, then only their first numbers count.
+        """
+        if self.distances is not None:
+            return self.distances(name, mean)
+        if self.report is None or name not in self.report.vectors:
+            raise LocalError(
+                "distances from the mean need every report, and only sums are known here"
+            )
+        values = self.report.vectors[name][:, : mean.size]
+        rows = _Rows(self.report, self.begins, self.left_out)
+        return rows.of_usable(norms(values, mean)[:, None])
 
     def total(self, rows: Float64) -> Float64:
         """Add up all branches, [branches, any] to [any]."""
         return rows[0] if len(rows) == 1 else add_up(self.begins, np.ones(len(rows)), rows)
 
     @cached_property
-    def totals(self) -> Numbers:
-        """Sums of `Numbers` over all nodes."""
-        return Numbers(*self.total(self.numbers).tolist())
+    def totals(self) -> Mapping[str, float]:
+        """Sums over all nodes by name."""
+        return dict(zip(self.names, self.total(self.numbers).tolist(), strict=True))
+
+    def weighted_mean(self, name: str) -> float:
+        """Mean of a number over the nodes that have it; NaN if no node does."""
+        totals = self.totals
+        return ratio(totals[name], totals.get(f"{name}_of", totals["data"]))
 
     @property
     def mean_beta(self) -> float | None:
         """Mean of the β̂_i, if it is plausible and positive."""
-        if not self.slopes or not self.totals.beta_of:
+        if not self.totals.get("beta_of"):
             return None
-        mean = self.totals.beta / self.totals.beta_of
+        mean = self.weighted_mean("beta")
         return mean if 0 < mean < ABSURD else None
-
-    @property
-    def persistent_share(self) -> float:
-        """α, the share of the shifts that persisted (drift.py); NaN without shifts."""
-        shifted = self.totals.shifted
-        return self.totals.lasting / shifted if 0 < shifted < math.inf else math.nan
 
     @property
     def loss_gap(self) -> float:
         """F(w(t₀)) - F(w^f) on the same samples; positive if w(t₀) is worse."""
-        return (self.totals.loss - self.totals.best_loss) / self.totals.data
+        totals = self.totals
+        return (totals["losses"] - totals["best_losses"]) / totals["data"]
 
     @property
     def loss_gap_error(self) -> float:
         """Standard error of `loss_gap`, with nodes as random draws; 0 for one node."""
-        mean_square = self.totals.squared_loss_gap / self.totals.data
+        mean_square = self.totals["squared_loss_gap"] / self.totals["data"]
         return math.sqrt(max(0.0, mean_square - self.loss_gap**2) / max(1, self.nodes - 1))
 
-    def mean(self, rows: Float64) -> Float32:
+    def mean(self, name: str) -> Float32:
         """Return Σ D_i v_i / Σ D_i of vectors; some node must not be left out."""
-        return np.asarray(self.total(rows) / self.totals.used, np.float32)
+        total = self.total(self.vectors[name])
+        return np.asarray(total / self.totals["used"], np.float32)
 
 
-class Reports(Protocol):
-    """Reports of a round, in this process or in others."""
+def columns_of(
+    report: Report, layout: ReportLayout, usable: Flags
+) -> tuple[tuple[str, ...], Float64]:
+    """Return the numbers to sum: their names, and the values of each node, [nodes, names].
 
-    @property
-    def sums(self) -> Sums: ...
-
-    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
-        """Return Σ D_i ‖v_i - mean‖ for each branch, [branches, 1], without left-out nodes.
-
-        Args:
-          vectors: field of the reports.
-          mean: mean of the vectors; may be shorter, then only their first numbers count.
-        """
-
-
-class ReportsHere:
-    """Reports in this process.
+        data               1; the sum is D
+        used               1 for nodes whose w_i is finite
+        squared_loss_gap   (F_i(w(t₀)) - F_i(w^f))², if losses are reported
+        NAME               every reported number
+        NAME_of            1 for nodes that have NAME, if NAME is optional
 
     Args:
-      report: the merged reports.
-      begins: first node of each branch to sum; one branch by default.
-      left_out: numbers of nodes that sums of vectors exclude.
+      report: the reports.
+      layout: what they have.
+      usable: whether w_i is finite, [nodes].
     """
+    ones = np.ones(len(report.nodes))
+    columns = {"data": ones, "used": usable * ones}
+    for name, values in report.numbers.items():
+        if name in layout.optional:
+            known = usable & (values >= 0) & (values < ABSURD)
+            columns[name] = np.where(known, values, 0.0)
+            columns[f"{name}_of"] = known * ones
+        else:
+            columns[name] = values
+    if isinstance(report, LossReport):
+        with np.errstate(over="ignore", invalid="ignore"):  # in a run that diverges
+            gap = np.square(report.losses - report.best_losses)
+        columns["squared_loss_gap"] = gap
+    return tuple(columns), np.stack(list(columns.values()), axis=1)
 
-    def __init__(
-        self, report: Report, begins: Int64 | None = None, left_out: Collection[int] = ()
-    ) -> None:
-        self._report = report
-        self._weights = report.sizes.astype(np.float64)
-        self._begins = report.nodes[:1] if begins is None else begins
-        self._usable = np.ones(len(report.nodes), dtype=bool)
+
+class _Rows:
+    """Adds up values of nodes, with a row for each branch."""
+
+    def __init__(self, report: Report, begins: Int64, left_out: Collection[int]) -> None:
+        self.nodes = report.nodes
+        self.weights = report.sizes.astype(np.float64)
+        self.begins = begins
+        self.usable = np.ones(len(report.nodes), dtype=bool)
         if left_out:
-            self._usable &= ~np.isin(report.nodes, list(left_out))
-        w = self._vectors(report.w)
-        largest = LARGEST * max(1.0, self._weights.sum())
-        if report.w is not None and w is not None and not within(w, largest):
-            self._usable = np.array([within(each) for each in report.w])
-            w = self._vectors(report.w)
-        numbers = Numbers.of(report, self._usable)
-        self.sums = Sums(
-            round=report.round,
-            nodes=len(report.nodes),
-            left_out=tuple(report.nodes[~self._usable].tolist()),
-            begins=self._begins,
-            numbers=self._rows(report.nodes, self._weights, numbers),
-            w=w,
-            gradients=self._vectors(report.gradients),
-            slopes=report.rho is not None and report.beta is not None,
-            largest_beta=_largest(report.beta),
-        )
+            self.usable &= ~np.isin(report.nodes, list(left_out))
 
-    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
-        """See `Reports`."""
-        values = getattr(self._report, vectors)[:, : mean.size]
-        return self._rows_of_usable(norms(values, mean)[:, None])
-
-    def _vectors(self, vectors: Float32 | None) -> Float64 | None:
-        return None if vectors is None else self._rows_of_usable(vectors)
-
-    def _rows_of_usable(self, values: Float32 | Float64) -> Float64:
-        usable = self._usable
+    def of_usable(self, values: Float32 | Float64) -> Float64:
+        """Sum without left-out nodes, [nodes, any] to [branches, any]."""
+        usable = self.usable
         if usable.all():
-            return self._rows(self._report.nodes, self._weights, values)
-        return self._rows(self._report.nodes[usable], self._weights[usable], values[usable])
+            return self.of(self.nodes, self.weights, values)
+        return self.of(self.nodes[usable], self.weights[usable], values[usable])
 
-    def _rows(self, nodes: Int64, weights: Float64, values: Float32 | Float64) -> Float64:
+    def of(self, nodes: Int64, weights: Float64, values: Float32 | Float64) -> Float64:
         """Return the sum of each branch, [branches, any]."""
-        if len(self._begins) == 1:
+        if len(self.begins) == 1:
             return add_up(nodes, weights, values)[None]
-        cuts = [0, *np.searchsorted(nodes, self._begins[1:]).tolist(), len(nodes)]
+        cuts = [0, *np.searchsorted(nodes, self.begins[1:]).tolist(), len(nodes)]
         parts = [slice(first, end) for first, end in pairwise(cuts)]
         return np.array(
             [add_up(nodes[part], weights[part], values[part]) for part in parts]
         )
 
 
-class SummedReports:
-    """Reports that are added as they arrive, in any order.
+class ReportAdder:
+    """Adds reports as they arrive, in any order, and drops their vectors.
 
     Args:
       broadcast: the broadcast that they answer.
@@ -311,29 +295,19 @@ class SummedReports:
     def add(self, report: Report) -> Report:
         """Add a report and return it without its vectors."""
         report.require_answers(self._broadcast)
-        if report.w is not None:
-            self._add_vectors(report.nodes, report.sizes.astype(np.float64), report.w)
-        kept = replace(report, w=None, gradients=None)
+        w = report.vectors.get("w")
+        if w is not None:
+            self._add_vectors(report.nodes, report.sizes.astype(np.float64), w)
+        kept = report.without_vectors
         self._reports.append(kept)
         return kept
 
-    def replace_reports(self, reports: Sequence[Report]) -> None:
-        """Replace what `add` returned, one for one, by reports with capped outliers."""
-        self._reports = list(reports)
-
-    @cached_property
     def sums(self) -> Sums:
-        """Sums of all reports; no report can be added afterwards."""
+        """Return the sums of all reports; no report can be added afterwards."""
         report = Report.merge(self._reports)
-        numbers = ReportsHere(report, left_out=self._left_out).sums
-        w = self._w.total()[None] if len(self._w) else None
-        return replace(numbers, w=w, report=report)
-
-    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
-        """Raise LocalError: the vectors are no longer in memory."""
-        raise LocalError(
-            "distances from the mean need every report, and only sums were kept here"
-        )
+        numbers = Sums.of(report, self._broadcast.report, left_out=self._left_out)
+        vectors = {"w": self._w.total()[None]} if len(self._w) else {}
+        return replace(numbers, vectors=vectors)
 
     def _add_vectors(self, nodes: Int64, weights: Float64, w: Float32) -> None:
         if len(nodes) == 1 and within(w):
@@ -346,6 +320,11 @@ class SummedReports:
             if part.any():
                 total = add_up(nodes[part], weights[part], w[part])
                 self._w.add_branch(first, end - first, total)
+
+
+def ratio(amount: float, of: float) -> float:
+    """Return amount / of; NaN if there is nothing to divide by."""
+    return amount / of if of else math.nan
 
 
 def within(values: Float32 | Float64, largest: float = LARGEST) -> bool:

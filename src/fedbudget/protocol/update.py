@@ -18,8 +18,8 @@ With Δ = mean - w(t₀), which acts as a step along the negative gradient, per 
 In FedAdam and FedYogi m starts at 0 and v at ε², the smallest value that Algorithm 2 of
 Reddi et al. allows. m and v have no bias correction: Algorithm 2 has none, although some
 implementations add it. Their paper writes τ for ε and η for s; both letters have other
-meanings here. SCAFFOLD is in drift.py and FedNova in workload.py. FedProx, which changes
-local updates, is `descend_near` below.
+meanings here. Features change local updates: SCAFFOLD (features/drift.py), FedNova
+(features/workload.py) and FedProx (features/proximal.py).
 
 **K-means** (`KMeansSplit`). The first centres are drawn without access to samples, which
 stay at the nodes. One of them may be the nearest to almost all samples. It moves into
@@ -45,7 +45,7 @@ other.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -53,10 +53,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32
-from fedbudget.data.sampling import BatchIndices
 from fedbudget.errors import UserError
-from fedbudget.models.base import Descent
-from fedbudget.protocol.estimates import one_of
 
 _MOVED_FIRST = 0.5  # share of the longest step above which a centre is active in round 1
 _MOVED = 1e-3  # the same in later rounds; shorter steps are rounding errors
@@ -95,10 +92,10 @@ class UpdateRule(Protocol):
 class MovingRule(UpdateRule, Protocol):
     """An update rule with momentum, which nodes partly apply in their local updates.
 
-    Nodes start from a w that is extrapolated along its last step (messages.py,
-    `momentum`). `next` receives the part of the mean that their gradients contributed. The
-    last round of a run ends at the mean, without momentum. A wrapper of such a rule must
-    define all of its methods; otherwise nodes do not apply the momentum.
+    Nodes start from a w that is extrapolated along its last step (features/momentum.py).
+    `next` receives the part of the mean that their gradients contributed. The last round of
+    a run ends at the mean, without momentum. A wrapper of such a rule must define all of
+    its methods; otherwise nodes do not apply the momentum.
     """
 
     @property
@@ -488,52 +485,6 @@ class KMeansSplit:
         centres = centres.copy()
         centres[idle[:pairs]] = centres[split] + _OFFSET * steps[split]
         return state, centres.reshape(-1)
-
-
-OneUpdate = Callable[[Float32, BatchIndices, Float32 | None, bool], Descent]
-"""Makes one update of all nodes, from their w, a mini-batch, an addition to their
-gradients, and whether it is the first update."""
-
-
-def descend_near(
-    update: OneUpdate,
-    w: Float32,
-    indices: BatchIndices,
-    proximal: float,
-    shift: Float32 | None,
-    statistics: int,
-) -> Descent:
-    """Make the local updates of a round with FedProx (Li et al., MLSys 2020).
-
-    A node descends on F_i(w) + μ/2 ‖w - w(t₀)‖² instead of F_i(w):
-
-        w ← w - η (∇F_i(w) + s_i + μ (w - w(t₀)))
-
-    with s_i the other additions to its gradient. The last term changes with every update,
-    but a model adds the same vector in all updates of a call. Updates are therefore made
-    one at a time, each for all nodes at once. Reported losses and gradients are those of
-    F_i itself: they are taken at w(t₀), at which the last term is 0.
-
-    Args:
-      update: makes one update.
-      w: w(t₀), [parameters].
-      indices: the mini-batches.
-      proximal: μ.
-      shift: other additions to gradients, [nodes, parameters].
-      statistics: how many of w's last numbers are running statistics; μ does not apply to
-        them.
-    """
-    first = last = update(w[None], one_of(indices, 0), shift, True)
-    for number in range(1, indices.updates):
-        with np.errstate(over="ignore", invalid="ignore"):  # diverged nodes
-            pull = np.float32(proximal) * (with_statistics_of(w, last.w, statistics) - w)
-        added = pull if shift is None else pull + shift
-        fresh = update(last.w, one_of(indices, number), added, False)
-        active = indices.updates_of > number
-        if not active.all():
-            fresh = replace(fresh, w=np.where(active[:, None], fresh.w, last.w))
-        last = fresh
-    return replace(first, w=last.w)
 
 
 def with_statistics_of(other: Float32, w: Float32, statistics: int) -> Float32:

@@ -41,7 +41,7 @@ from fedbudget.codec import Arrays, flatten, restore
 from fedbudget.durable_files import SpareSpace, with_retries
 from fedbudget.errors import UserError
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.state import AggregatorState, Phase
+from fedbudget.protocol.state import AggregatorState, Phase, state_type
 from fedbudget.protocol.update import restarted
 from fedbudget.runs.folder import CHECKPOINT, SPARE
 from fedbudget.runs.record import RoundRecord
@@ -128,7 +128,7 @@ class Checkpoint:
             tensors, plain = _read(path)
             of_engine = [name for name in tensors if name.startswith(f"{_ENGINE}.")]
             arrays = {name: tensors.pop(name) for name in of_engine}
-            state = restore(method.state_type(tensors["w"]), plain["state"], tensors)
+            state = restore(state_type(method, tensors["w"]), plain["state"], tensors)
             if state.best.shape == state.w.shape:
                 state = state.recovered(restarted(method.update, state.update, state.best))
             state.require_possible()

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fedbudget.errors import printable
 
 if TYPE_CHECKING:
-    from fedbudget.protocol.aggregator import Round
-    from fedbudget.protocol.messages import Private
-    from fedbudget.protocol.workload import WorkShares
+    from fedbudget.protocol.state import Round
+    from fedbudget.protocol.features.workload import WorkShares
 
 MAX_LISTED = 200
 """If there are more nodes, a record contains only their means."""
@@ -113,7 +112,7 @@ class RoundRecord:
             "b": label(ledger.costs.aggregation),
             "spent": ledger.budget.totals(ledger.spent),
             "work": None if round_.work is None else _work(round_.work),
-            "private": None if round_.private is None else _private(round_.private),
+            "private": round_.private,
         }
         if round_.expected is not None:
             values["expected_c"] = label(round_.expected.step)
@@ -190,17 +189,3 @@ def _work(shares: "WorkShares") -> dict[str, Any]:
         "mean_idle_equal": round(float(shares.idle_equal.mean()), 3),
         **{name: values.tolist() if listed else [] for name, values in lists.items()},
     }
-
-
-def _private(private: "Private") -> dict[str, float]:
-    from fedbudget.protocol.privacy import multipliers
-
-    sigma = multipliers(private)
-    values = {
-        "clip": private.clip,
-        "noise": sigma.updates,
-        "count_noise": sigma.counts,
-        "rho": private.rho,
-        "samples": private.samples or 0,
-    }
-    return {name: value for name, value in values.items() if 0 < value < math.inf}

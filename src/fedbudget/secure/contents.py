@@ -51,7 +51,7 @@ import numpy as np
 from fedbudget.arrays import Flags, Float32, Float64, Int64, UInt64
 from fedbudget.evaluation.metrics import BINS, ClassCounts, ErrorSums, Tally
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Private, Report
-from fedbudget.protocol.privacy import NoisySums, counted, multipliers, noise_size
+from fedbudget.protocol.features.node_privacy import NoisySums, counted, multipliers, noise_size
 from fedbudget.protocol.sums import ABSURD, Numbers, Sums, Vectors, add_up_in_numpy
 from fedbudget.secure.discrete_gaussian import Randomness, discrete_gaussian
 from fedbudget.secure.messages import Group, TallyShape

@@ -33,7 +33,7 @@ from fedbudget.engines.remote.messages import (
     Welcome,
 )
 from fedbudget.engines.remote.task import SamplesDescription, Task
-from fedbudget.protocol.compression import KINDS, Kind, encode
+from fedbudget.protocol.features.compression import KINDS, Kind, encode
 from fedbudget.protocol.messages import (
     Broadcast,
     CatchUp,

@@ -17,7 +17,7 @@ from fedbudget.engines.grpc.node import RefusedByAggregator
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.errors import WorkError
-from fedbudget.protocol.privacy import NoisySums, multipliers
+from fedbudget.protocol.features.node_privacy import NoisySums, multipliers
 from fedbudget.secure.contents import OpenedReports
 from fedbudget.secure.identity import KeyIdentity, signed_key
 from fedbudget.secure.masked_sum import MaskedSum

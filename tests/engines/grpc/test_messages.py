@@ -27,7 +27,7 @@ from fedbudget.engines.grpc.messages import (
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, Welcome
 from fedbudget.engines.remote.task import SamplesDescription
-from fedbudget.protocol.compression import (
+from fedbudget.protocol.features.compression import (
     KINDS,
     BroadcastCompressor,
     decode,

@@ -30,7 +30,7 @@ from fedbudget.engines.remote import messages
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.messages import Answer, Hello, Welcome
 from fedbudget.engines.remote.task import SamplesDescription
-from fedbudget.protocol.compression import KINDS, Kind, encoded_size
+from fedbudget.protocol.features.compression import KINDS, Kind, encoded_size
 from fedbudget.protocol.messages import NUMBERS, Broadcast, PeerError, Report, Request
 from support.messages import (
     EVERYTHING,

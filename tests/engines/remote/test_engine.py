@@ -32,7 +32,7 @@ from fedbudget.launch.serve import serving
 from fedbudget.launch.simulate import simulate
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Aggregator, Outcome
-from fedbudget.protocol.compression import BroadcastCompressor
+from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.kinds import SGD, SimulatedTime

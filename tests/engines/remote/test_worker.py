@@ -18,7 +18,7 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import Task, agree, rounds_ahead
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.aggregator import Aggregator, Outcome
-from fedbudget.protocol.compression import Kind, decode
+from fedbudget.protocol.features.compression import Kind, decode
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.resources.rapl import Rapl
 from fedbudget.resources.resource import Reading

@@ -29,7 +29,7 @@ from fedbudget.engines.remote.task import SamplesDescription, Task, require_mode
 from fedbudget.errors import UserError, WorkError
 from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
-from fedbudget.protocol.compression import BroadcastCompressor
+from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError, Work
 from fedbudget.resources.resource import NodeCosts
 

@@ -35,7 +35,7 @@ from fedbudget.engines.remote.messages import (
     report_vectors,
 )
 from fedbudget.evaluation.metrics import Tally
-from fedbudget.protocol.compression import decode, encoded_size
+from fedbudget.protocol.features.compression import decode, encoded_size
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError, Report
 from fedbudget.protocol.state import FleetState
 from fedbudget.resources.resource import NodeCosts

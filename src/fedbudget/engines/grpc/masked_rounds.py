@@ -33,7 +33,7 @@ from fedbudget.engines.grpc.rounds import Rounds
 from fedbudget.engines.remote.messages import Answer, MaskedReport
 from fedbudget.engines.remote.round import CollectedRound, PendingRound
 from fedbudget.errors import WorkError
-from fedbudget.protocol.compression import BroadcastCompressor
+from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
 from fedbudget.resources import most_within
 from fedbudget.secure.contents import Contents, OpenedReports, PrivateContents

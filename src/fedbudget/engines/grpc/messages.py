@@ -54,7 +54,7 @@ from fedbudget.engines.remote.task import Task
 from fedbudget.errors import printable
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol import compression
-from fedbudget.protocol.compression import Kind
+from fedbudget.protocol.features.compression import Kind
 from fedbudget.protocol.messages import NUMBERS, Broadcast, PeerError, Report
 from fedbudget.resources.resource import NodeCosts
 from fedbudget.secure import messages as masking

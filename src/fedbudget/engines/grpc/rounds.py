@@ -24,7 +24,7 @@ from fedbudget.engines.remote.messages import Answer, MaskedReport, RoundRequest
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol import compression
-from fedbudget.protocol.compression import BroadcastCompressor
+from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError
 from fedbudget.resources import most_within
 from fedbudget.resources.resource import NodeCosts

@@ -36,7 +36,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
-from fedbudget.protocol.compression import BroadcastCompressor
+from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.resources.resource import NodeCosts
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from fedbudget.arrays import Float32
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.protocol import compression
-from fedbudget.protocol.compression import Kind
+from fedbudget.protocol.features.compression import Kind
 from fedbudget.protocol.messages import PeerError
 
 METHOD = "/fedbudget.Aggregator/Converse"

@@ -48,12 +48,12 @@ from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.round import CollectedRound, RoundCosts
 from fedbudget.evaluation.points import EvaluationPoints, share_of
 from fedbudget.node_status import NodeStatus
-from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import FEWEST
-from fedbudget.protocol.compression import BroadcastCompressor, Kind
+from fedbudget.protocol.features.compression import BroadcastCompressor, Kind
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.protocol.state import AggregatorState
-from fedbudget.protocol.workload import NodeTimes
+from fedbudget.protocol.state import AggregatorState, Outcome, Round
+from fedbudget.protocol.features.workload import NodeTimes
 from fedbudget.resources import TIME, round_usage
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.meters import Meters

@@ -26,6 +26,7 @@ from fedbudget.errors import UserError
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
 from fedbudget.models.description import ModelDescription, describe
+from fedbudget.protocol.features.sample_privacy import SamplePrivacy
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import PeerError
 from fedbudget.settings.option import Impute
@@ -139,9 +140,15 @@ class NodeData:
                 f"the aggregator requests mini-batches of {task.batch} samples, and this "
                 f"node has {largest}"
             )
-        noise = SecretNodeNoise() if task.request.per_sample else None
+        per_sample = any(isinstance(each, SamplePrivacy) for each in task.features)
         return Fleet(
-            model, shards, batch=task.batch, seed=task.seed, numbers=numbers, noise=noise
+            model,
+            shards,
+            batch=task.batch,
+            seed=task.seed,
+            features=task.features,
+            numbers=numbers,
+            noise=SecretNodeNoise() if per_sample else None,
         )
 
     def unseen(self, agreed: SamplesDescription) -> str:

@@ -30,7 +30,14 @@ from typing import Any
 from fedbudget import durable_files
 from fedbudget.engines.remote.task import MOST_UPDATES, Task
 from fedbudget.errors import UserError, WorkError
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.features.sample_privacy import SamplePrivacy
+from fedbudget.protocol.features.workload import Work
+from fedbudget.protocol.messages import (
+    Broadcast,
+    Private,
+    SampleNormRound,
+    SampleRound,
+)
 from fedbudget.resources.privacy import MAX_EPSILON, epsilon_of, rho_of
 
 _UNITS = {False: "nodes", True: "single samples"}
@@ -77,14 +84,15 @@ class NodeLimits:
 
     def require_round(self, broadcast: Broadcast) -> None:
         """Raise `BeyondLimits` if the round is not allowed."""
-        if broadcast.private is not None and broadcast.evaluate:
+        if isinstance(broadcast, Private) and broadcast.evaluate:
             raise BeyondLimits(
                 "an evaluation on test samples is requested, which the privacy budget does "
                 "not cover"
             )
-        most = broadcast.tau
-        if broadcast.work is not None:
-            most = max(most, broadcast.work.most)
+        most = broadcast.steps
+        work = broadcast.part(Work)
+        if work is not None:
+            most = max(most, work.most)
         if most > self.max_tau:
             raise BeyondLimits(
                 f"{most} local updates are requested in a round; this node's `max_tau` is "
@@ -128,27 +136,28 @@ class PrivacyAccount:
 
     def require_private(self, task: Task) -> None:
         """Raise `BeyondLimits` if a run is not private, or if the limit is reached."""
-        if not task.request.private:
+        units = {each.name: each for each in task.features}
+        privacy = units.get(SamplePrivacy.name)
+        if privacy is None:
             raise BeyondLimits(
                 "this run is not private, and this node has a `privacy_limit`"
             )
-        self._require_unit(task.request.per_sample)
+        self._require_unit(isinstance(privacy, SamplePrivacy))
         self._require(self._read(), 0.0)
 
     def pay(self, run: str, broadcast: Broadcast) -> None:
         """Pay for a round of a run; raise `BeyondLimits` if that exceeds the limit."""
-        private = broadcast.private
-        if private is None or not 0 < private.rho < math.inf:
+        if not isinstance(broadcast, Private) or not 0 < broadcast.rho < math.inf:
             raise BeyondLimits(
                 "this round is not private, and this node has a `privacy_limit`"
             )
-        self._require_unit(private.per_sample)
+        self._require_unit(isinstance(broadcast, SampleRound | SampleNormRound))
         with self._locked():
             account = self._read()
-            self._require(account, private.rho)
-            paid = account["runs"].get(run, {"rho": 0.0})["rho"] + private.rho
+            self._require(account, broadcast.rho)
+            paid = account["runs"].get(run, {"rho": 0.0})["rho"] + broadcast.rho
             account["runs"][run] = {"rho": paid, "round": broadcast.round}
-            account["rho"] += private.rho
+            account["rho"] += broadcast.rho
             try:
                 durable_files.replace(self.path, json.dumps(account).encode())
             except OSError as error:

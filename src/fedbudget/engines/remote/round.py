@@ -30,7 +30,7 @@ from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.protocol.combine import FEWEST, capped_reports, reference
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Reports, SummedReports, within
-from fedbudget.protocol.workload import NodeTimes
+from fedbudget.protocol.features.workload import NodeTimes
 from fedbudget.resources import TIME, most_within, round_usage
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.resource import NodeCosts, Reading, RoundUsage

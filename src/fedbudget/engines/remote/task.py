@@ -28,8 +28,9 @@ from fedbudget.data.tables import Layout
 from fedbudget.errors import UserError, flag
 from fedbudget.models.base import ModelOptions
 from fedbudget.models.description import ModelDescription
-from fedbudget.protocol.compression import Compression
-from fedbudget.protocol.messages import PeerError, Request
+from fedbudget.protocol.features.compression import Compression
+from fedbudget.protocol.features.feature import Feature
+from fedbudget.protocol.messages import PeerError
 
 FEWEST = 10
 """Minimum number of samples in a published mean: fewer would reveal too much of each."""
@@ -141,7 +142,7 @@ class Task:
       compress: compression of vectors.
       tau_max: maximum number of local updates in a round.
       samples: the agreed description, without sizes.
-      request: what nodes report in every round.
+      features: features of the run.
       readings: names of resources whose counters nodes read, in addition to time.
     """
 
@@ -153,7 +154,7 @@ class Task:
     compress: Compression
     tau_max: Annotated[int, Meta(ge=1, le=MOST_UPDATES)]
     samples: SamplesDescription
-    request: Request
+    features: tuple[Feature, ...]
     readings: Annotated[tuple[Name, ...], Meta(max_length=MOST_READINGS)] = ()
 
     @property

@@ -25,8 +25,15 @@ from fedbudget.errors import as_user_error
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.base import Model, require_fit
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
-from fedbudget.protocol.state import FleetState
+from fedbudget.protocol.features.feature import FleetState, trial_rounds
+from fedbudget.protocol.features.workload import Work
+from fedbudget.protocol.messages import (
+    Broadcast,
+    LocalError,
+    LocalUpdates,
+    PeerError,
+    Report,
+)
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters, Snapshot
 from fedbudget.resources.resource import NodeCosts, Reader, Reading, Resource
@@ -111,7 +118,7 @@ class Worker:
         task = welcome.task
         dataset = self.node_data.dataset.name
         w = np.asarray(fleet.model.initial(task.seed))
-        first = Broadcast.first(w, 1e-3, task.request)
+        rounds = trial_rounds(task.features, w, 1e-3)
         counters = ResourceCounters.of(
             each for each in self._resources if not each.machine_wide
         )
@@ -119,7 +126,7 @@ class Worker:
         named = self._model is None or isinstance(self._model, str)
         failed = f"{fleet.model.name} cannot train on {dataset}"
         with nullcontext() if named else as_user_error(failed):
-            costs = in_process.trial([fleet], first, counters)
+            costs = in_process.trial([fleet], rounds, counters)
             self._evaluate(fleet.model, [w], counters)  # compiles kernels
             tallies, evaluation = self._evaluate(fleet.model, [w], counters)
         self.trial_tally = tallies[0] if tallies else None
@@ -180,7 +187,10 @@ class Worker:
         """
         fleet = self._after(request.base_round).fleet.fork()
         broadcast = request.broadcast
-        fleet.receive(replace(broadcast, tau=min(1, broadcast.tau), work=None))
+        if isinstance(broadcast, LocalUpdates):
+            others = tuple([each for each in broadcast.parts if not isinstance(each, Work)])
+            broadcast = replace(broadcast, tau=1, parts=others)
+        fleet.receive(broadcast)
         fleet.update()
 
     def w_after(self, base_round: int) -> Float32 | None:
@@ -257,7 +267,7 @@ class Worker:
         report = fleet.report()
         self._last_report = now()
         whole = self._last_report - began
-        readings = self._counters.readings(update_costs, whole, max(1, broadcast.tau))
+        readings = self._counters.readings(update_costs, whole, broadcast.steps)
         return report, NodeCosts(readings, len(report.nodes))
 
     def _update_slowly(self, fleet: Fleet) -> None:

@@ -5,7 +5,7 @@ One sample of one node is protected. An observer of everything that nodes send, 
 knows all other samples, can hardly infer whether the sample was there or missing. The
 number of samples of each node is public.
 
-**Local updates** (`SampleUpdates`). An update on a mini-batch, or on all samples of a
+**Local updates** (`SamplePrivacy`). An update on a mini-batch, or on all samples of a
 node, is
 
     w ← w - η ((Σ_j clip(g_j) + σ C z) / m + λw)
@@ -59,8 +59,9 @@ samples, so w is the weighted mean of the w_i.
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,30 +71,36 @@ from fedbudget.budget.budget import Costs, Ledger
 from fedbudget.budget.control import Decision, Reason
 from fedbudget.budget.spending import SpendingRule
 from fedbudget.data.sampling import BatchIndices
-from fedbudget.data.shards import Shards
 from fedbudget.models import per_sample
-from fedbudget.models.base import Descent, Model
-from fedbudget.protocol.aggregator import Outcome
-from fedbudget.protocol.messages import Broadcast, LocalError, Private, Report
-from fedbudget.protocol.method import PrivateRule
-from fedbudget.protocol.node_privacy import (
+from fedbudget.models.base import Descent
+from fedbudget.protocol.features.feature import Feature, LocalRound, NodeTimes
+from fedbudget.protocol.features.node_privacy import (
     FEWEST_ROUNDS,
+    MEASURED,
     MOST_UPDATES,
+    NoisySums,
+    PrivacyState,
     PrivateAggregator,
     RoundPlan,
+    privacy_of,
     rho_left,
     rho_total,
     rounds_that_fit,
+    with_privacy,
 )
-from fedbudget.protocol.privacy import MEASURED, Payment, private_report
-from fedbudget.protocol.state import (
-    AggregatorState,
-    apply_update,
-    combine_reports,
-    updated,
+from fedbudget.protocol.messages import (
+    Broadcast,
+    CatchUp,
+    LocalError,
+    Report,
+    SampleNormReport,
+    SampleNormRound,
+    SampleRound,
 )
-from fedbudget.protocol.sums import Reports, ReportsHere
-from fedbudget.protocol.workload import NodeTimes
+from fedbudget.protocol.method import PrivateRule
+from fedbudget.protocol.stages import FilteredReports, combine_reports
+from fedbudget.protocol.state import AggregatorState, Outcome, Payment, updated
+from fedbudget.protocol.sums import Sums
 
 CLIP = 0.5
 """C, as a share of the norm of gradients at w(0)."""
@@ -204,128 +211,91 @@ def _chosen(taus: Int64, rounds: Float64, progress: SampleProgress) -> int:
     return int(np.argmax(np.where(often, updates, 0)))
 
 
-class NodeNoise(Protocol):
-    """Source of noise at nodes."""
-
-    def draw(
-        self, round_: int, node: int, update: int, inputs: bytes, size: int
-    ) -> Float64:
-        """Return standard Gaussian numbers, [size].
-
-        Args:
-          round_: number of the round.
-          node: number of the node.
-          update: index of the update in the round.
-          inputs: digest of everything except samples that determines the update. Equal
-            inputs receive equal noise, so that a repeated answer reveals nothing new.
-            Different inputs receive different noise; otherwise differences would reveal
-            samples.
-          size: how many numbers.
-        """
-
-
 @dataclass(frozen=True)
-class SampleUpdates:
-    """Nodes whose samples are protected.
+class SamplePrivacy(Feature):
+    """Local updates of nodes whose samples are protected."""
 
-    Args:
-      model: the model.
-      shards: data of the nodes.
-      numbers: numbers of the nodes, [nodes].
-      noise: noise of the nodes; None if they make no update.
-    """
+    name: ClassVar[str] = "privacy"
+    types: ClassVar[tuple[type, ...]] = (PrivacyState,)
 
-    model: Model
-    shards: Shards
-    numbers: Int64
-    noise: NodeNoise | None
+    def trial(self, number: int, w: Float32, eta: float) -> Broadcast:
+        return SampleRound(round=number, w=w, tau=1, eta=eta, clip=1.0, rho=1.0)
 
-    def descend(self, broadcast: Broadcast, indices: BatchIndices) -> Descent:
-        """Make the updates of a round; none if it only measures norms. No loss is
-        evaluated."""
-        assert broadcast.private is not None
-        nodes = len(self.shards)
-        w = np.repeat(broadcast.w[None], nodes, axis=0)
-        if not broadcast.private.measures:
-            for node in range(nodes):
-                w[node] = self._descend_one(broadcast, broadcast.private, indices, node)
+    def begin(self, local: LocalRound) -> None:
+        local.epoch = True
+        local.draws = max(1, local.draws)
+
+    def descend(self, local: LocalRound) -> Descent:
+        """Make the updates of a round. No loss is evaluated."""
+        nodes = len(local.numbers)
+        rows = [_descend_one(local, local.broadcast, node) for node in range(nodes)]
         zeros = np.zeros(nodes)
-        return Descent(w, zeros, np.zeros((nodes, 0), np.float32), zeros)
+        return Descent(np.array(rows), zeros, np.zeros((nodes, 0), np.float32), zeros)
 
-    def report(self, broadcast: Broadcast, private: Private, w: Float32 | None) -> Report:
-        """Return the report of a private round of either kind.
+    def report(self, local: LocalRound) -> Mapping[str, Float64]:
+        if not isinstance(local.broadcast, SampleNormRound):
+            return {}
+        nodes = range(len(local.numbers))
+        sums = [_sum_of_octaves(local, local.broadcast, node) for node in nodes]
+        return {"octaves": np.array(sums)}
 
-        Args:
-          broadcast: the broadcast of the round.
-          private: its privacy settings.
-          w: the w_i, [nodes, parameters]; None if the nodes made no updates.
-        """
-        if not private.per_sample:
-            return private_report(broadcast, private, self.numbers, w)
-        nodes = len(self.shards)
-        zeros = np.zeros(nodes)
-        report = Report(broadcast.round, self.numbers, self.shards.size, zeros, zeros)
-        if w is None:
-            return report
-        if not private.measures:
-            return replace(report, w=w)
-        sums = [self._sum_of_octaves(broadcast, private, node) for node in range(nodes)]
-        return replace(report, length=np.array(sums))
 
-    def _descend_one(
-        self, broadcast: Broadcast, private: Private, indices: BatchIndices, node: int
-    ) -> Float32:
-        model = self.model
-        rows = self.shards.rows_of(node)
-        size = len(rows)
-        sigma = noise_multiplier(private, most_uses(indices, node, size))
-        regularization = 0.0
-        if hasattr(model, "sample_gradients"):
-            regularization = getattr(model, "regularization", 0.0)
+def _descend_one(local: LocalRound, broadcast: Broadcast, node: int) -> Float32:
+    """Make the updates of one node, [parameters]."""
+    assert isinstance(broadcast, SampleRound)
+    model = local.model
+    indices = local.indices
+    rows = local.shards.rows_of(node)
+    size = len(rows)
+    sigma = noise_multiplier(broadcast.rho, most_uses(indices, node, size))
+    regularization = 0.0
+    if hasattr(model, "sample_gradients"):
+        regularization = getattr(model, "regularization", 0.0)
 
-        w: Float32 = broadcast.w
-        for update in range(indices.updates):
-            positions = positions_of(indices, node, update, size)
-            total = per_sample.clipped_sum(
-                model, w, self.shards.table, rows[positions], private.clip
-            )
-            noise = self._draw(broadcast, private, node, update, (w, positions), w.size)
-            total += sigma * private.clip * noise
-            decay = regularization * w.astype(np.float64)
-            step = broadcast.eta * (total / len(positions) + decay)
-            w = np.asarray(w - step, np.float32)
-        return w
-
-    def _sum_of_octaves(self, broadcast: Broadcast, private: Private, node: int) -> float:
-        rows = self.shards.rows_of(node)
-        lengths = per_sample.lengths(self.model, broadcast.w, self.shards.table, rows)
-        noise = self._draw(broadcast, private, node, 0, (broadcast.w,), 1)[0]
-        scale = noise_multiplier(private, 1) * OCTAVES
-        return float(clamped_octaves(lengths).sum() + scale * noise)
-
-    def _draw(
-        self,
-        broadcast: Broadcast,
-        private: Private,
-        node: int,
-        update: int,
-        inputs: tuple[NDArray[np.float32 | np.int32], ...],
-        size: int,
-    ) -> Float64:
-        if self.noise is None:
-            raise LocalError("nodes whose samples are protected need a source of noise")
-        settings = f"{broadcast.tau} {broadcast.eta!r} {private.clip!r} {private.rho!r}"
-        digest = hashlib.sha256(settings.encode())
-        for each in inputs:
-            digest.update(np.ascontiguousarray(each).data)
-        return self.noise.draw(
-            broadcast.round, int(self.numbers[node]), update, digest.digest(), size
+    settings = f"{broadcast.tau} {broadcast.eta!r} {broadcast.clip!r} {broadcast.rho!r}"
+    w: Float32 = broadcast.w
+    for update in range(indices.updates):
+        positions = positions_of(indices, node, update, size)
+        total = per_sample.clipped_sum(
+            model, w, local.shards.table, rows[positions], broadcast.clip
         )
+        noise = _draw(local, settings, node, update, (w, positions), w.size)
+        total += sigma * broadcast.clip * noise
+        decay = regularization * w.astype(np.float64)
+        step = broadcast.eta * (total / len(positions) + decay)
+        w = np.asarray(w - step, np.float32)
+    return w
 
 
-def noise_multiplier(private: Private, uses: int) -> float:
-    """σ of each update of a round in which a sample is used at most `uses` times."""
-    return math.sqrt(uses / (2 * private.rho))
+def _sum_of_octaves(local: LocalRound, broadcast: SampleNormRound, node: int) -> float:
+    """Return the noisy sum of the norms of one node's gradients."""
+    rows = local.shards.rows_of(node)
+    lengths = per_sample.lengths(local.model, broadcast.w, local.shards.table, rows)
+    noise = _draw(local, f"{broadcast.rho!r}", node, 0, (broadcast.w,), 1)[0]
+    scale = noise_multiplier(broadcast.rho, 1) * OCTAVES
+    return float(clamped_octaves(lengths).sum() + scale * noise)
+
+
+def _draw(
+    local: LocalRound,
+    settings: str,
+    node: int,
+    update: int,
+    inputs: tuple[NDArray[np.float32 | np.int32], ...],
+    size: int,
+) -> Float64:
+    if local.noise is None:
+        raise LocalError("nodes whose samples are protected need a source of noise")
+    digest = hashlib.sha256(settings.encode())
+    for each in inputs:
+        digest.update(np.ascontiguousarray(each).data)
+    number = int(local.numbers[node])
+    return local.noise.draw(local.broadcast.round, number, update, digest.digest(), size)
+
+
+def noise_multiplier(rho: float, uses: int) -> float:
+    """σ of each update of a round of cost ρ that uses a sample at most `uses` times."""
+    return math.sqrt(uses / (2 * rho))
 
 
 def positions_of(
@@ -359,42 +329,44 @@ class SampleAggregator(PrivateAggregator):
         """Cost of the pending round: nodes answer as soon as they receive its
         broadcast."""
         broadcast = self.pending
-        if broadcast is None or broadcast.private is None:
+        if not isinstance(broadcast, SampleRound | SampleNormRound):
             return None
-        return Payment(broadcast.round, broadcast.private.rho)
+        return Payment(broadcast.round, broadcast.rho)
 
     def receive(
         self,
-        report: Report | Reports,
+        reports: Report | Sums | NoisySums,
         costs: Costs,
         *,
         usual: bool = True,
         times: NodeTimes | None = None,
+        peers: Int64 | None = None,
     ) -> Broadcast | Outcome:
-        broadcast = self._require_pending(report)
-        private = broadcast.private
+        broadcast = self._require_private(reports)
         budget = self.ledger.budget
-        assert isinstance(report, Report)
-        assert private is not None
-        updates = max(1, broadcast.tau)
+        assert isinstance(reports, Report)
         step = budget.without_privacy(costs.step)
-        step = step + budget.privacy_amount(private.rho / updates)
+        step = step + budget.privacy_amount(broadcast.rho / broadcast.steps)
         paid = Costs(step, budget.without_privacy(costs.aggregation))
-        usual = usual and not private.measures  # a measuring round makes no update
-        state = updated(self.state, ledger=self.ledger.charge(updates, paid, usual=usual))
-        private = replace(private, samples=int(report.sizes.sum()))
-        if private.measures:
-            clip = first_clip(report)
+        trained = isinstance(broadcast, SampleRound)
+        # A round that only measures makes no update.
+        ledger = self.ledger.charge(broadcast.steps, paid, usual=usual and trained)
+        state = updated(self.state, ledger=ledger)
+        privacy = privacy_of(state)
+        assert privacy is not None
+        state = with_privacy(state, replace(privacy, samples=int(reports.sizes.sum())))
+        if isinstance(broadcast, SampleRound):
+            clip = broadcast.clip
+            sums = Sums.of(reports, broadcast.report)
+            mean = combine_reports(self.method.combine, FilteredReports(sums, reports))
+            state = self._moved(state, mean, broadcast.steps)
         else:
-            clip = private.clip
-            sums = ReportsHere(report).sums
-            mean = combine_reports(self.method.combine, report, sums)
-            state = updated(state, t=state.t + broadcast.tau)
-            state, _, _ = apply_update(state, self.method.update, mean, self._quantize)
-        state = updated(state, best=state.w, private=private)
-        round_ = self._private_round(state, broadcast, len(report.nodes), private)
+            assert isinstance(reports, SampleNormReport)
+            clip = first_clip(reports)
+        state = updated(state, best=state.w)
+        record = self._private_record(state, broadcast, len(reports.nodes))
         state = self._announce_private(state, clip)
-        self.last = round_
+        self.last = record
         return self._answer(state)
 
     def charge(self, costs: Costs) -> None:
@@ -407,36 +379,53 @@ class SampleAggregator(PrivateAggregator):
             costs = Costs(costs.step, rest)
         super().charge(costs)
 
-    def _plan(self, state: _State, clip: float, rounds: int | None) -> RoundPlan | None:
-        rule = self.method.private
+    def _broadcast(self, state: _State) -> Broadcast:
+        privacy = privacy_of(state)
+        assert privacy is not None
+        common: dict[str, Any] = {
+            "round": state.round,
+            "w": state.w,
+            "rho": privacy.rho,
+        }
+        if state.round > 1:
+            common["catch_up"] = CatchUp(state.best)
+        if privacy.clip is None:
+            return SampleNormRound(**common)
+        return SampleRound(
+            **common, tau=state.tau, eta=state.step_size.eta, clip=privacy.clip
+        )
+
+    def _plan(
+        self, state: _State, clip: float | None, rounds: int | None
+    ) -> RoundPlan | None:
         ledger = state.ledger
-        assert rule is not None
-        if clip == 0:
+        if clip is None:
             return plan_lengths(ledger)
         total = rho_total(ledger.budget)
-        q = quality(rule, total, state.w.size, _samples(state))
+        q = quality(self._rule, total, state.w.size, _samples(state))
         made = self._rounds_made(state)
         most = None if rounds is None else made + rounds
         progress = SampleProgress(state.t, made, most, q)
-        return plan_updates(rule, self.method.spending, ledger, progress)
+        return plan_updates(self._rule, self.method.spending, ledger, progress)
 
-    def _with_plan(self, state: _State, plan: RoundPlan, clip: float) -> _State:
-        state = updated(state, private=Private(clip, plan.rho, _samples(state)))
-        if clip == 0 or not self.method.step_size.adapts:
+    def _with_plan(self, state: _State, plan: RoundPlan, clip: float | None) -> _State:
+        state = with_privacy(state, PrivacyState(clip, plan.rho, _samples(state)))
+        if clip is None or not self.method.step_size.adapts:
             return state
         assert isinstance(plan, SampleRoundPlan)
         step_size = replace(state.step_size, eta=plan.step * CLIP / clip**2)
         return updated(state, step_size=step_size)
 
 
-def first_clip(report: Report) -> float:
+def first_clip(report: SampleNormReport) -> float:
     """Return C from the noisy sums of octaves; each sum is limited to its possible
     range."""
-    assert report.length is not None
     most = OCTAVES * report.sizes
-    sums = np.clip(np.where(np.isfinite(report.length), report.length, 0.0), -most, most)
+    octaves = report.octaves
+    sums = np.clip(np.where(np.isfinite(octaves), octaves, 0.0), -most, most)
     return CLIP * math.exp2(float(sums.sum() / report.sizes.sum()))
 
 
 def _samples(state: _State) -> int:
-    return 0 if state.private is None else state.private.samples or 0
+    privacy = privacy_of(state)
+    return 0 if privacy is None else privacy.samples

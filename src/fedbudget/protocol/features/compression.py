@@ -32,9 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32
-from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.features.drift import DriftPart
+from fedbudget.protocol.messages import Broadcast, Kind, LocalError, PeerError, Report
 
-Kind = Literal["none", "16-bit", "8-bit"]
 Compression = Kind | Literal["auto"]
 """Agreed compression; with auto, every broadcast states the kind."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -221,10 +221,9 @@ class SentVectors:
     def encoded(self, report: Report) -> bytes | memoryview:
         """Encode the vectors of a report; a single uncompressed vector is not copied."""
         parts: list[bytes | memoryview] = []
-        for name in VECTORS:
-            if (vector := getattr(report, name)) is not None:
-                sent = self.vectors.get(name)
-                parts.append(raw(vector) if sent is None else sent.to_bytes())
+        for name, vector in report.vectors.items():
+            sent = self.vectors.get(name)
+            parts.append(raw(vector) if sent is None else sent.to_bytes())
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -254,10 +253,11 @@ class BroadcastCompressor:
         The result is empty if these vectors were not compressed just now.
         """
         sent = {}
-        for name in ("w", "mean"):
-            held = getattr(broadcast, name)
-            if held is None:
-                continue
+        vectors = {"w": broadcast.w}
+        part = broadcast.part(DriftPart)
+        if part is not None and part.mean is not None:
+            vectors["mean"] = part.mean
+        for name, held in vectors.items():
             data = next((data for vector, data in self._sent if vector is held), None)
             if data is None:
                 return {}

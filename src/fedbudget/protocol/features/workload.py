@@ -1,8 +1,8 @@
 """Workloads: how many local updates each node makes in a round.
 
-**By speed** (`Workload`). With the same τ at all nodes, a round lasts as long as τ updates
-of the slowest node, and the others are idle. Here a round lasts k updates of the slowest
-node, c_s each. Node i makes as many updates as fit into that time,
+**By speed** (`SpeedWorkload`). With the same τ at all nodes, a round lasts as long as τ
+updates of the slowest node, and the others are idle. Here a round lasts k updates of the
+slowest node, c_s each. Node i makes as many updates as fit into that time,
 
     τ_i = ⌊k c_s / c_i⌋,      at least k, and at most τ_max,
 
@@ -46,13 +46,24 @@ least 1. τ_eff includes all nodes, also if some miss a round. With equal number
 it is FedAvg.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbudget.arrays import Float64, Int64
-from fedbudget.protocol.messages import Broadcast, Work
+from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.budget.control import Decision
+from fedbudget.protocol.features.drift import corrects
+from fedbudget.protocol.features.feature import (
+    Choice,
+    Feature,
+    FeatureState,
+    LocalRound,
+    NodeTimes,
+    RoundResult,
+)
+from fedbudget.protocol.messages import Broadcast, Part, PeerError
 
 WINDOW = 5
 """Rounds of a node over which its median time is taken."""
@@ -64,16 +75,47 @@ STRETCH = 1.5
 """Largest τ_eff, as a multiple of the harmonic mean."""
 
 
-class NodeTimes(NamedTuple):
-    """Time of a local update at each node in one round.
+@dataclass(frozen=True)
+class Work(Part):
+    """Local updates of each node, if nodes make different numbers.
 
     Args:
-      nodes: numbers of the nodes, ascending, [n].
-      times: in any unit that is the same for all nodes and rounds, [n].
+      effective: τ_eff, the number of local updates that the round's move of w represents.
+      most: the largest number; every node draws this number of mini-batches, so that all
+        nodes draw the same ones.
+      updates: τ_i of the addressed nodes, in node order.
+      usual: local updates of a node that has no entry.
     """
 
-    nodes: Int64
-    times: Float64
+    in_header: ClassVar[bool] = True
+    effective: float
+    most: int
+    updates: tuple[int, ...]
+    usual: int
+
+    def to(self, nodes: Int64) -> "Work":
+        """Select the work of some nodes from the work of all nodes, numbered from 0."""
+        return replace(self, updates=self.of(nodes))
+
+    def of(self, nodes: Int64) -> tuple[int, ...]:
+        """Return the updates of some nodes."""
+        known = len(self.updates)
+        return tuple(
+            [self.updates[node] if node < known else self.usual for node in nodes.tolist()]
+        )
+
+    def require_possible(self) -> None:
+        fewest = min(self.updates, default=0)
+        if not 0 < self.effective <= self.most < 2**31 or fewest < 1:
+            raise ValueError(f"updates are {self.updates}, effectively {self.effective}")
+
+
+def updates_of(broadcast: Broadcast, nodes: Int64) -> Int64:
+    """Local updates of each of these nodes in a round to all nodes, [n]."""
+    work = broadcast.part(Work)
+    if work is None:
+        return np.full(len(nodes), broadcast.steps)
+    return np.array(work.of(nodes))
 
 
 @dataclass(frozen=True)
@@ -133,7 +175,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True)
-class Workload:
+class SpeedShares:
     """How nodes share a round by their speeds.
 
     Args:
@@ -151,7 +193,7 @@ class Workload:
     @classmethod
     def of(
         cls, times: StepTimes, coming: int, most: int, stretch: float = STRETCH
-    ) -> "Workload | None":
+    ) -> "SpeedShares | None":
         """Return the workload of the coming round; None if no times are known."""
         recent = times.seen >= coming - RECENT
         if not recent.any():
@@ -192,7 +234,7 @@ class Workload:
         updates = np.full(int(self.nodes[-1]) + 1, length)
         updates[self.nodes] = own
         effective = effective_tau(own, self.stretch)
-        return Work(effective, int(own.max()), tuple(updates.tolist()))
+        return Work(effective, int(own.max()), tuple(updates.tolist()), length)
 
     def _effective(self, length: int) -> float:
         return effective_tau(self.updates(length), self.stretch)
@@ -220,13 +262,14 @@ class WorkShares:
     def of(cls, broadcast: Broadcast, fresh: NodeTimes | None) -> "WorkShares | None":
         """Return the shares of a finished round; None if all made τ updates or times are
         unknown."""
-        if broadcast.work is None or fresh is None:
+        work = broadcast.part(Work)
+        if work is None or fresh is None:
             return None
         nodes, times = fresh
-        updates = broadcast.updates(nodes)
+        updates = np.array(work.of(nodes))
         idle = idle_shares(times, updates)
         equal = idle_shares(times, np.ones(len(nodes)))
-        return cls(broadcast.work.effective, nodes, updates, idle, equal)
+        return cls(work.effective, nodes, updates, idle, equal)
 
 
 def idle_shares(times: Float64, updates: Int64 | Float64) -> Float64:
@@ -255,14 +298,14 @@ def effective_tau(updates: Int64 | Float64, stretch: float = STRETCH) -> float:
 
 
 @dataclass(frozen=True)
-class DataWorkload:
+class DataShares:
     """Updates in proportion to the nodes' samples: FedNova.
 
     Args:
       sizes: D_i of all nodes, in the order of their numbers.
 
-    >>> DataWorkload((10, 40, 20)).work(8)
-    Work(effective=6.0, most=8, updates=(2, 8, 4))
+    >>> DataShares((10, 40, 20)).work(8)
+    Work(effective=6.0, most=8, updates=(2, 8, 4), usual=8)
     """
 
     sizes: tuple[int, ...]
@@ -272,4 +315,134 @@ class DataWorkload:
         sizes = np.array(self.sizes, np.float64)
         updates = np.maximum(1, np.rint(tau * sizes / sizes.max())).astype(np.int64)
         effective = float(sizes @ updates / sizes.sum())
-        return Work(effective, int(updates.max()), tuple(updates.tolist()))
+        return Work(effective, int(updates.max()), tuple(updates.tolist()), tau)
+
+
+@dataclass(frozen=True)
+class WorkloadState(FeatureState):
+    """Workload at the aggregator.
+
+    Args:
+      times: time of a local update at each node; empty if shared by data.
+      work: local updates of each node in the announced round, unless all make τ.
+      shares: how nodes share the coming round, between the choice and the announcement.
+    """
+
+    times: StepTimes
+    work: Work | None = None
+    shares: "SpeedShares | DataShares | None" = None
+
+    def require_possible(self, w: Float32) -> None:
+        self.times.require_possible()
+        if self.work is not None:
+            self.work.require_possible()
+
+
+class _Workload(Feature):
+    """What both workloads have in common."""
+
+    name: ClassVar[str] = "workload"
+    types: ClassVar[tuple[type, ...]] = (Work, WorkloadState)
+
+    def begin(self, local: LocalRound) -> None:
+        work = local.broadcast.part(Work)
+        if work is None:
+            return
+        nodes = len(local.numbers)
+        if len(work.updates) != nodes or not 1 <= min(work.updates) <= work.most:
+            raise PeerError(f"{nodes} nodes cannot make {work.updates} updates")
+        if max(work.updates) > work.most:
+            raise PeerError(f"{work.updates} updates are more than {work.most}")
+        local.draws = work.most
+        local.counts = np.array(work.updates)
+
+    def measure(self, local: LocalRound) -> None:
+        work = local.broadcast.part(Work)
+        if work is not None and local.counts is not None:
+            local.scale_by(np.float32(work.effective) / local.counts.astype(np.float32))
+
+    def first(self, w: Float32) -> WorkloadState:
+        return WorkloadState(StepTimes.none())
+
+    def message(self, state: WorkloadState) -> Part | None:
+        return state.work
+
+    def announce(self, state: WorkloadState, tau: int) -> tuple[WorkloadState, float]:
+        if state.shares is None:
+            return WorkloadState(state.times), tau
+        work = state.shares.work(tau)
+        return WorkloadState(state.times, work), work.effective
+
+    def finish(self, state: WorkloadState) -> WorkloadState:
+        return WorkloadState(state.times)
+
+    def recorded(
+        self, state: WorkloadState, result: RoundResult | None
+    ) -> Mapping[str, Any]:
+        if result is None:
+            return {}
+        return {"work": WorkShares.of(result.broadcast, result.times)}
+
+
+@dataclass(frozen=True)
+class SpeedWorkload(_Workload):
+    """Faster nodes make more local updates, if time is the scarcest resource.
+
+    Args:
+      most: largest number of updates of a node.
+      stretch: largest τ_eff, as a multiple of the harmonic mean.
+    """
+
+    most: int
+    stretch: float = STRETCH
+
+    def after(self, state: WorkloadState, result: RoundResult) -> WorkloadState:
+        if result.times is None:
+            return state
+        times = state.times.after(result.broadcast.round, result.times)
+        return replace(state, times=times)
+
+    def counted(self, state: WorkloadState, decision: Decision) -> Decision:
+        if state.work is None:
+            return decision
+        return replace(decision, tau=max(1, round(state.work.effective)))
+
+    def choose(
+        self, state: WorkloadState, decision: Decision, choice: Choice
+    ) -> tuple[WorkloadState, Decision]:
+        shares = None
+        if corrects(choice.states):
+            shares = SpeedShares.of(state.times, choice.round, self.most, self.stretch)
+        if shares is None or shares.gain < LEAST_GAIN:
+            return replace(state, shares=None), decision
+        if choice.scarcest(decision.tau) != "time":
+            return replace(state, shares=None), decision
+        length = shares.length(decision.tau)
+        return replace(state, shares=shares), Decision(length, decision.reason)
+
+    def forget(
+        self,
+        state: WorkloadState,
+        nodes: Collection[int],
+        states: Mapping[str, FeatureState],
+        broadcast: Broadcast,
+    ) -> WorkloadState:
+        if state.work is None or corrects(states):
+            return state
+        return WorkloadState(state.times)
+
+
+@dataclass(frozen=True)
+class DataWorkload(_Workload):
+    """Nodes make local updates in proportion to their samples: FedNova.
+
+    Args:
+      sizes: D_i of all nodes, in the order of their numbers.
+    """
+
+    sizes: tuple[int, ...]
+
+    def choose(
+        self, state: WorkloadState, decision: Decision, choice: Choice
+    ) -> tuple[WorkloadState, Decision]:
+        return replace(state, shares=DataShares(self.sizes)), decision

@@ -1,0 +1,1 @@
+"""Features of a round: one file each, with the aggregator's side and the nodes' side."""

@@ -1,0 +1,527 @@
+"""Estimates ρ̂, β̂ and δ̂: what nodes measure for them, and how the aggregator combines
+it.
+
+**At the aggregator** (`next_estimates`), ρ̂ and β̂ are means of the nodes' values,
+weighted by D_i. δ̂ comes from the nodes' gradients, as in the paper, or from the w_i(t):
+δ̂_i = ‖w_i(t) - w(t)‖ / ητ, the divergence of the mean gradients over the interval. If no
+controller uses δ̂, nodes report it for the previous interval (drift.py), and the
+aggregator need not keep their reports. A value that is not finite or not plausible never
+reaches the controller: the previous estimate stays.
+
+**Probe points** (`probe_points`). A node whose w_i(t₀) is w(t₀) itself compares gradients
+at w and at a point one step away. The first point is the previous w. Later points lie in
+the direction in which the gradient changed most before. As in power iteration, this turns
+towards the steepest direction.
+
+**Small mini-batches** (`gather`). An adaptive step size follows the loss and the
+smoothness at w(t₀). One or two samples are too few for both: the loss may be 0 on one
+sample and large on the next, and β̂_i may belong to the flattest sample, while η must suit
+the steepest. Nodes with mini-batches of fewer than `ENOUGH` samples therefore evaluate
+several mini-batches, and report the mean loss and the largest β̂_i. If nodes hold the same
+data (Case 3) they draw the same samples, so other nodes do not compensate.
+
+**The first step size** (`first_steepness`). A β̂ between two nearly equal points is local.
+A β̂ between distant points in a flat region is too small. Before its first update a node
+therefore tries steps along its own gradient, each ten times the one before, at one
+gradient each. Let
+
+    β(s) = ‖∇F_i(w - s g) - g‖ / s‖g‖,      g = ∇F_i(w).
+
+The largest s with s β(s) ≤ ½, after which the gradient has changed by less than half of
+itself, is a stable step that is long enough to measure. β̂_i is the larger of β(s) and
+β(10 s), limited such that the step 1/β̂_i lies between s and 10 s.
+
+This describes the start of the run only. A network with several layers often starts in a
+flat region, because small layers hide one another, and becomes steeper later: β(s) rises
+with s without limit. For linear models and for one hidden layer it falls or stays. A step
+must therefore also suit the point that many steps lead to: it is at most s/300 for the s
+with s β(s) = 300. With the current gradient, 300 updates lead that far, and there each of
+them would change the gradient by its own length.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.budget.control import Estimates
+from fedbudget.data.sampling import BatchIndices
+from fedbudget.data.shards import Shards
+from fedbudget.models.base import Model
+from fedbudget.protocol.features.drift import (
+    DriftCorrection,
+    DriftPart,
+    DriftState,
+    combined_of,
+)
+from fedbudget.protocol.features.feature import (
+    Feature,
+    FeatureState,
+    FleetState,
+    LocalRound,
+    NodeMemory,
+    Reported,
+    RoundResult,
+)
+from fedbudget.protocol.messages import Broadcast, TrainRound
+from fedbudget.protocol.sums import (
+    ABSURD,
+    SAME,
+    Sums,
+    norms,
+    ratio,
+    slope,
+    squared_norms,
+)
+from fedbudget.protocol.update import with_statistics_of, without_statistics
+
+ENOUGH = 32
+"""Samples that suffice for a loss and a smoothness."""
+STEPS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""Step lengths among which the first one is searched."""
+
+_FAR = (100.0, 1000.0)  # further step lengths, only for the limit of 300 updates
+_BEYOND = 3.0  # the first step is at most this multiple of the last of STEPS
+_UPDATES = 300  # updates after which the first η must still be stable
+_CHUNK = 2**16  # numbers per part, because a whole copy in float64 would take much memory
+_NO_W = np.empty((0, 0), np.float32)  # replaces a large w that is not needed
+
+
+@dataclass(frozen=True)
+class EstimatesState(FeatureState):
+    """Estimates at the aggregator.
+
+    Args:
+      values: ρ̂, β̂, δ̂; None until a round has produced all three.
+      kept: names of the estimates that the last round could not renew.
+    """
+
+    values: Estimates | None = None
+    kept: tuple[str, ...] = ()
+
+    def require_possible(self, w: Float32) -> None:
+        values = self.values
+        if values is not None and not (
+            0 <= values.rho < math.inf and 0 <= values.beta < math.inf
+        ):
+            raise ValueError(f"estimates are {values}")
+
+
+@dataclass(frozen=True)
+class SteepestChange(NodeMemory):
+    """Change of ∇F_i along its steepest known direction, [nodes, parameters]."""
+
+    change: Float32
+
+
+@dataclass
+class _Measured:
+    """Measurements of the nodes within a round.
+
+    Args:
+      several: mini-batches to measure on; None for the first one of the round.
+      evidence: measurements on several mini-batches.
+      losses, gradients: F_i and ∇F_i at the points, on the first mini-batch.
+      searched: β̂_i of nodes that have no w_i(t₀) to compare with.
+      distance: distances of the points from w(t₀), [nodes].
+      probes: whether some points are probe points.
+    """
+
+    several: BatchIndices | None = None
+    evidence: "Evidence | None" = None
+    losses: Float64 | None = None
+    gradients: Float32 | None = None
+    searched: Float64 | None = None
+    distance: Float64 = field(default_factory=lambda: np.empty(0))
+    probes: bool = False
+
+
+@dataclass(frozen=True)
+class EstimateSlopes(Feature):
+    """Estimates of ρ, β and δ.
+
+    Args:
+      gradient: whether nodes send gradients, from which δ̂ follows; otherwise δ̂ follows
+        from the w_i(t).
+      from_nodes: whether nodes report δ̂ of the previous interval, with drift correction.
+      curvature: whether the step size adapts: β̂_i is measured also if w_i equals w, on
+        enough samples.
+      one_step: whether β̂_i is measured over one local update. A node searches its first
+        β̂_i. In the first round it uses its own step size η_i = 1/β̂_i and reports the w_i
+        that η would have reached.
+    """
+
+    name: ClassVar[str] = "estimates"
+    types: ClassVar[tuple[type, ...]] = (EstimatesState, SteepestChange)
+    gradient: bool = False
+    from_nodes: bool = False
+    curvature: bool = False
+    one_step: bool = False
+
+    def reported(self, number: int) -> Reported:
+        if number == 1 and not self.one_step:
+            return Reported()
+        vectors = ("gradients",) if self.gradient else ()
+        return Reported({"rho": 1e4, "beta": 100.0}, optional=True, vectors=vectors)
+
+    # Nodes.
+
+    def begin(self, local: LocalRound) -> None:
+        measured = _Measured()
+        local.scratch[self.name] = measured
+        local.fresh = self.curvature
+        count = mini_batches(local.sampler.batch)
+        if self.curvature and count > 1:
+            measured.several = local.sampler.round(count, fresh=True)
+
+    def measure(self, local: LocalRound) -> None:
+        measured: _Measured = local.scratch[self.name]
+        model = local.model
+        w = local.broadcast.w
+        last = local.last
+        training = isinstance(local.broadcast, TrainRound)
+        if last is None or last.w is None:
+            if self.one_step and training:
+                first = one_of(local.indices, 0)
+                measured.searched = searched_steepness(model, local.shards, first, w)
+                self._take_own_steps(local, measured.searched)
+            return
+        points = self._points(local, last, last.w, measured)
+        if measured.several is not None:
+            measured.evidence = gather(
+                model, local.shards, measured.several, w, local.best, points
+            )
+        elif training:
+            first = one_of(local.indices, 0)
+            there = model.descend(points, local.shards, first, 0.0)
+            measured.losses = there.losses
+            measured.gradients = there.gradients
+
+    def _take_own_steps(self, local: LocalRound, steepness: Float64) -> None:
+        """Use η_i in the first round, and report the w_i that η would have reached."""
+        if local.broadcast.round == 1:
+            eta = local.eta
+            local.eta = own_steps(steepness, float(eta))
+            local.scale_by(np.float32(eta) / local.eta)
+
+    def _points(
+        self, local: LocalRound, last: FleetState, own: Float32, measured: _Measured
+    ) -> Float32:
+        """Return the points to compare loss and gradient at w(t₀) with, [n, parameters].
+
+        A point is w_i(t₀). With `one_step` it is as far from w(t₀) as one update of the
+        node deviates from the mean update. For the step size, a node whose w_i(t₀) equals
+        w(t₀) probes another point.
+        """
+        w = local.broadcast.w
+        before = last.broadcast
+        steps = np.float32(1)
+        if isinstance(before, TrainRound):
+            steps = np.float32(max(1, before.effective))
+        statistics = local.model.statistics
+        if self.one_step:
+            own = w + (own - combined_of(local.broadcast)) / steps
+        own = with_statistics_of(w, own, statistics)
+        measured.distance = norms(own, w)
+        same = measured.distance <= SAME
+        measured.probes = self.curvature and bool(same.any())
+        if not measured.probes:
+            return own
+        way = (w - with_statistics_of(w, before.w, statistics)) / steps
+        memory = local.memories.get(self.name)
+        steepest = memory.change if isinstance(memory, SteepestChange) else None
+        probes = probe_points(w, way, steepest, len(own))
+        points = np.where(same[:, None], probes, own)
+        measured.distance = norms(points, w)
+        return points
+
+    def end(self, local: LocalRound) -> None:
+        evidence = local.scratch[self.name].evidence
+        if evidence is not None:
+            local.losses = evidence.losses
+            local.best_losses = evidence.best_losses
+
+    def report(self, local: LocalRound) -> Mapping[str, Float64 | Float32]:
+        if "rho" not in local.broadcast.report.numbers:
+            return {}
+        rho, beta = self._slopes(local, local.scratch[self.name])
+        values: dict[str, Float64 | Float32] = {"rho": rho, "beta": beta}
+        if self.gradient:
+            assert local.gradients is not None
+            shift = local.scratch.get(DriftCorrection.name)
+            gradients = local.gradients if shift is None else local.gradients + shift
+            values["gradients"] = gradients
+        return values
+
+    def _slopes(self, local: LocalRound, measured: _Measured) -> tuple[Float64, Float64]:
+        """Return ρ̂_i and β̂_i between w_i(t₀) and w(t₀); NaN if a node has no w_i(t₀)."""
+        with np.errstate(over="ignore", invalid="ignore"):  # of nodes that diverged
+            if measured.evidence is not None:
+                losses = measured.evidence.loss_change
+                gradients = measured.evidence.steepest
+            elif measured.losses is not None and measured.gradients is not None:
+                assert local.losses is not None
+                assert local.gradients is not None
+                losses = np.abs(measured.losses - local.losses)
+                gradients = measured.gradients - local.gradients
+            else:
+                none = np.full(len(local.numbers), np.nan)
+                return none, none if measured.searched is None else measured.searched
+        if measured.probes:
+            local.memories[self.name] = SteepestChange(gradients)
+        distance = measured.distance
+        return slope(losses, distance), slope(norms(gradients), distance)
+
+    # Aggregator.
+
+    def first(self, w: Float32) -> EstimatesState:
+        return EstimatesState()
+
+    def after(self, state: EstimatesState, result: RoundResult) -> EstimatesState:
+        after = self._next(state, result)
+        return _with_coming_delta(after, result.states, result.broadcast.part(DriftPart))
+
+    def _next(self, state: EstimatesState, result: RoundResult) -> EstimatesState:
+        sums = result.sums
+        fresh = {}
+        delta = self._delta(sums, result)
+        if "rho" in sums.totals:
+            fresh["rho"] = sums.weighted_mean("rho")
+            fresh["beta"] = sums.weighted_mean("beta")
+        elif delta == 0:
+            # Nodes do not differ in the first round: G then does not depend on ρ and β.
+            fresh["rho"] = fresh["beta"] = 0.0
+        if delta is not None:
+            fresh["delta"] = delta
+        good = {name: value for name, value in fresh.items() if 0 <= value < ABSURD}
+        kept = tuple(name for name in fresh if name not in good)
+        values = state.values
+        if values is not None:
+            values = replace(values, **good)
+        elif len(good) == 3:
+            values = Estimates(**good)
+        return EstimatesState(values, kept)
+
+    def _delta(self, sums: Sums, result: RoundResult) -> float | None:
+        broadcast = result.broadcast
+        if self.from_nodes:
+            part = broadcast.part(DriftPart)
+            if part is None or broadcast.round == 1:
+                return None
+            return sums.weighted_mean("corrected" if part.correct else "plain")
+        used = sums.totals["used"]
+        if not self.gradient:
+            mean = without_statistics(result.mean, result.statistics)
+            distances = float(sums.total(sums.distance_sums("w", mean))[0])
+            return ratio(distances, used) / broadcast.span
+        if "gradients" not in sums.vectors:
+            return None
+        if not used:
+            return math.nan
+        center = sums.mean("gradients")
+        distances = float(sums.total(sums.distance_sums("gradients", center))[0])
+        return ratio(distances, used)
+
+    def recorded(
+        self, state: EstimatesState, result: RoundResult | None
+    ) -> Mapping[str, Any]:
+        kept = () if result is None else state.kept
+        return {"estimates": state.values, "kept": kept}
+
+    def forget(
+        self,
+        state: EstimatesState,
+        nodes: Collection[int],
+        states: Mapping[str, FeatureState],
+        broadcast: Broadcast,
+    ) -> EstimatesState:
+        return _with_coming_delta(state, states, broadcast.part(DriftPart))
+
+    def recovered(self, state: EstimatesState) -> EstimatesState:
+        return EstimatesState()
+
+
+def _with_coming_delta(
+    state: EstimatesState, states: Mapping[str, FeatureState], last: DriftPart | None
+) -> EstimatesState:
+    """Replace δ̂ when drift correction is switched on or off for the coming round.
+
+    Args:
+      last: drift correction of the last round.
+    """
+    drift = states.get(DriftCorrection.name)
+    if state.values is None or last is None or not isinstance(drift, DriftState):
+        return state
+    delta = drift.coming_delta
+    if delta is None or last.correct == drift.coming.correct:
+        return state
+    return replace(state, values=replace(state.values, delta=delta))
+
+
+def probe_points(w: Float32, way: Float32, steepest: Float32 | None, nodes: int) -> Float32:
+    """Points one step away from w, [nodes, parameters].
+
+    Args:
+      w: [parameters].
+      way: the vector of one step, [parameters].
+      steepest: the last change of each node's gradient, [nodes, parameters]; None at
+        first.
+      nodes: number of nodes.
+    """
+    if steepest is None:
+        return np.repeat((w + way)[None], nodes, axis=0)
+    length = np.linalg.norm(way.astype(np.float64))
+    lengths = norms(steepest)[:, None]
+    points = np.empty_like(steepest)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for first in range(0, len(w), _CHUNK):
+            some = slice(first, first + _CHUNK)
+            direction = steepest[:, some] / lengths
+            finite = np.where(np.isfinite(direction), direction, 0)
+            points[:, some] = w[some] + length * finite
+    return points
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Measurements on several mini-batches.
+
+    Args:
+      losses, best_losses: mean F_i at w(t₀) and at w^f, [nodes].
+      loss_change: mean change of F_i between w(t₀) and the probe points, [nodes].
+      steepest: largest change of ∇F_i between them, [nodes, parameters].
+    """
+
+    losses: Float64
+    best_losses: Float64
+    loss_change: Float64
+    steepest: Float32
+
+
+def mini_batches(batch: int | None) -> int:
+    """Return how many mini-batches to evaluate; 1 is the first one of the round itself."""
+    return 1 if batch is None else -(-ENOUGH // batch)
+
+
+def one_of(indices: BatchIndices, number: int) -> BatchIndices:
+    """Return one of the mini-batches; contiguous, so that kernels are not compiled
+    twice."""
+    positions = np.ascontiguousarray(indices.positions[:, number : number + 1])
+    return BatchIndices(positions, indices.group)
+
+
+def gather(
+    model: Model,
+    shards: Shards,
+    indices: BatchIndices,
+    w: Float32,
+    best: Float32,
+    points: Float32,
+) -> Evidence:
+    """Evaluate all mini-batches of `indices`.
+
+    Args:
+      model: the model.
+      shards: data of the nodes.
+      indices: the mini-batches.
+      w, best: w(t₀) and w^f, [parameters].
+      points: probe points, [nodes, parameters].
+    """
+    losses, best_losses, change = np.zeros((3, len(shards)))
+    steepest = np.zeros_like(points)
+    size = np.zeros(len(shards))
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverged node has no estimate
+        for number in range(indices.updates):
+            one = one_of(indices, number)
+            here = replace(model.descend(w[None], shards, one, 0.0, best), w=_NO_W)
+            there = replace(model.descend(points, shards, one, 0.0), w=_NO_W)
+            assert here.best_losses is not None
+            losses += here.losses
+            best_losses += here.best_losses
+            change += np.abs(there.losses - here.losses)
+
+            gradient_change = there.gradients - here.gradients
+            del here, there  # frees the memory of large gradients
+            squares = squared_norms(gradient_change)
+            steeper = squares > size
+            steepest[steeper] = gradient_change[steeper]
+            size = np.fmax(squares, size)
+            del gradient_change
+    count = indices.updates
+    return Evidence(losses / count, best_losses / count, change / count, steepest)
+
+
+def first_steepness(
+    model: Model, shards: Shards, indices: BatchIndices, w: Float32, gradients: Float32
+) -> Float64:
+    """Search β̂_i of each node along its gradient, [nodes]; NaN if the gradient is 0.
+
+    Args:
+      model: the model.
+      shards: data of the nodes.
+      indices: the mini-batch of each node on which its gradient was computed.
+      w: [parameters].
+      gradients: gradients at w, [nodes, parameters].
+    """
+    lengths = norms(gradients)
+    tried = []
+    with np.errstate(all="ignore"):  # a far too long step overflows, and counts as too long
+        for step in STEPS + _FAR:
+            points = w - np.float32(step) * gradients
+            there = model.descend(points, shards, indices, 0.0).gradients
+            beta = norms(there, gradients) / (step * lengths)
+            tried.append(np.where(np.isfinite(beta), beta, np.inf))
+    far = _far_steepness(np.array(tried))
+
+    slopes = np.array(tried[: len(STEPS)])
+    steps = np.array(STEPS)
+    stable = np.logical_and.accumulate(steps[:, None] * slopes <= 0.5, axis=0)
+    short = stable.sum(axis=0)
+    last = np.maximum(short - 1, 0)
+    node = np.arange(len(lengths))
+    here = slopes[last, node]
+    beyond = slopes[np.minimum(last + 1, len(STEPS) - 1), node]
+    steep = np.where(np.isfinite(beyond), np.maximum(here, beyond), here)
+
+    longest = steps[last] * np.where(last + 1 < len(STEPS), 10.0, _BEYOND)
+    within = np.clip(steep, 1 / longest, 1 / steps[last])
+    beta = np.maximum(np.where(short > 0, within, slopes[0]), far)
+    return np.where(lengths > 0, beta, np.nan)
+
+
+def _far_steepness(slopes: Float64) -> Float64:
+    """300/s of each node for the least s with s β(s) = 300, [nodes]; 0 if there is none.
+
+    Args:
+      slopes: β(s) of each step and node, [steps, nodes]; s is interpolated between steps.
+    """
+    steps = np.array(STEPS + _FAR)
+    # Relative change of the gradient after each step.
+    turns = np.clip(steps[:, None] * slopes, 1e-30, 1e30)
+    beyond = turns > _UPDATES
+    after = np.maximum(beyond.argmax(axis=0), 1)
+    node = np.arange(slopes.shape[1])
+    lower = turns[after - 1, node]
+    upper = turns[after, node]
+    with np.errstate(all="ignore"):  # for nodes without such an s
+        part = np.clip(np.log(_UPDATES / lower) / np.log(upper / lower), 0.0, 1.0)
+        far = steps[after - 1] * (steps[after] / steps[after - 1]) ** part
+    return np.where(beyond.any(axis=0), _UPDATES / far, 0.0)
+
+
+def searched_steepness(
+    model: Model, shards: Shards, indices: BatchIndices, w: Float32
+) -> Float64:
+    """Compute β̂_i of nodes that have no w_i(t₀) to compare with, [nodes]."""
+    gradients = model.descend(w[None], shards, indices, 0.0).gradients
+    return first_steepness(model, shards, indices, w, gradients)
+
+
+def own_steps(steepness: Float64, eta: float) -> Float32:
+    """η_i of each node in the first round, [nodes]: 1/β̂_i, or η without a β̂_i."""
+    known = np.isfinite(steepness) & (steepness > 0)
+    steps = np.full(len(known), eta)
+    return np.asarray(np.divide(1.0, steepness, where=known, out=steps), np.float32)

@@ -1,0 +1,185 @@
+"""Momentum at nodes: local updates repeat a part of the last step of w.
+
+An update rule with momentum (update.py, `MovingRule`) moves w further than the mean of the
+nodes. Nodes apply a share m of that step themselves, spread over their updates, so that
+gradients are evaluated close to the coming w. With v the w before w(t₀):
+
+    start      w(t₀) + m (w(t₀) - v)            the nodes' gradients lead away from here
+    motion     (w(t₀) - start) / ητ             is added to the gradient of every update
+
+The aggregator subtracts the nodes' momentum before the update rule moves w (aggregator.py).
+Formulas about an interval start from `start` instead of w(t₀) (drift.py). A round that uses
+up the budget is followed by no momentum: the run ends at the mean.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from fedbudget.arrays import Float32
+from fedbudget.models.base import Model
+from fedbudget.protocol.features.feature import (
+    Feature,
+    FeatureState,
+    FleetState,
+    LocalRound,
+    NodeMemory,
+    RoundResult,
+)
+from fedbudget.protocol.messages import FinalRound, Part, PeerError, TrainRound
+from fedbudget.protocol.update import with_statistics_of
+
+
+@dataclass(frozen=True)
+class MomentumPart(Part):
+    """m, the share of the last step of w that nodes repeat."""
+
+    in_header: ClassVar[bool] = True
+    share: float
+
+
+@dataclass(frozen=True)
+class MomentumCatchUp(Part):
+    """The w before w(t₀), [parameters]."""
+
+    before: Float32
+
+
+@dataclass(frozen=True)
+class MomentumState(FeatureState):
+    """Momentum at the aggregator.
+
+    Args:
+      before: the w broadcast before w, [parameters].
+      share: m.
+    """
+
+    before: Float32
+    share: float
+
+    def require_possible(self, w: Float32) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"momentum is {self.share}")
+        if self.before.shape != w.shape or not np.isfinite(self.before).all():
+            raise ValueError("the w before the last is not finite, or has another length")
+
+
+@dataclass(frozen=True)
+class MomentumMemory(NodeMemory):
+    """The w before w(t₀), from which `start` follows, [parameters]."""
+
+    before: Float32
+
+
+@dataclass(frozen=True)
+class Momentum(Feature):
+    """Momentum at nodes.
+
+    Args:
+      carried: m while η does not change; at most 1.
+    """
+
+    name: ClassVar[str] = "momentum"
+    types: ClassVar[tuple[type, ...]] = (
+        MomentumPart,
+        MomentumCatchUp,
+        MomentumState,
+        MomentumMemory,
+    )
+    carried: float
+
+    # Nodes.
+
+    def begin(self, local: LocalRound) -> None:
+        local.memories.pop(self.name, None)
+        part = local.broadcast.part(MomentumPart)
+        if part is None:
+            return
+        before = self._before(local)
+        if before is None:
+            assert local.last is not None
+            assert local.last.start is not None
+            local.start = local.last.start
+            return
+        local.memories[self.name] = MomentumMemory(before)
+        statistics = local.model.statistics
+        local.start = extrapolated(local.broadcast.w, before, part.share, statistics)
+
+    def _before(self, local: LocalRound) -> Float32 | None:
+        """Return the previous w; None if the last round was final, and `start` stays."""
+        last = local.last
+        if last is not None and not local.missed:
+            # A final round is followed by another if the run was extended.
+            return None if isinstance(last.broadcast, FinalRound) else last.broadcast.w
+        catch_up = local.broadcast.catch_up
+        missed = None if catch_up is None else catch_up.part(MomentumCatchUp)
+        if missed is None:
+            number = local.broadcast.round
+            raise PeerError(
+                f"round {number} has momentum, and this node lacks the previous w"
+            )
+        return missed.before
+
+    def shift(self, local: LocalRound) -> Float32 | None:
+        broadcast = local.broadcast
+        if local.start is broadcast.w or not isinstance(broadcast, TrainRound):
+            return None
+        way = broadcast.w - local.start
+        if local.counts is None:
+            return np.asarray(way / np.float32(broadcast.eta * broadcast.tau))[None]
+        spans = np.float32(broadcast.eta) * local.counts.astype(np.float32)
+        return np.asarray(way / spans[:, None])
+
+    def compact(self, state: FleetState) -> FleetState:
+        return replace(state, start=None) if self.name in state.memories else state
+
+    def expand(self, state: FleetState, model: Model) -> FleetState:
+        memory = state.memories.get(self.name)
+        part = state.broadcast.part(MomentumPart)
+        if not isinstance(memory, MomentumMemory) or part is None:
+            return state
+        start = state.start
+        if start is None:
+            w = state.broadcast.w
+            start = extrapolated(w, memory.before, part.share, model.statistics)
+        others = {name: each for name, each in state.memories.items() if each is not memory}
+        return replace(state, start=start, memories=others)
+
+    # Aggregator.
+
+    def message(self, state: MomentumState | None) -> Part | None:
+        return None if state is None else MomentumPart(state.share)
+
+    def catch_up(self, state: MomentumState | None) -> Part | None:
+        return None if state is None else MomentumCatchUp(state.before)
+
+    def start(
+        self, state: MomentumState | None, w: Float32, statistics: int
+    ) -> Float32 | None:
+        if state is None:
+            return None
+        return extrapolated(w, state.before, state.share, statistics)
+
+    def after(
+        self, state: MomentumState | None, result: RoundResult
+    ) -> MomentumState | None:
+        share = result.slowdown * self.carried
+        if result.recover or result.last or not share:
+            return None
+        return MomentumState(result.broadcast.w, share)
+
+    def recovered(self, state: MomentumState | None) -> None:
+        return None
+
+
+def extrapolated(w: Float32, before: Float32, share: float, statistics: int) -> Float32:
+    """Extrapolate w along its last step, [parameters].
+
+    Args:
+      w: [parameters].
+      before: the w before the last step, [parameters].
+      share: share of the step to repeat.
+      statistics: number of running statistics at the end of w; they stay as they are.
+    """
+    return with_statistics_of(w, w + np.float32(share) * (w - before), statistics)

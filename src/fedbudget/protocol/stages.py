@@ -1,0 +1,287 @@
+"""The stages of a round at the aggregator, each a function from one state to the next.
+
+`Aggregator.receive` has their order.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedbudget.arrays import Float32, Int64
+from fedbudget.budget.budget import Ledger
+from fedbudget.budget.control import Reason
+from fedbudget.budget.spending import SpendingRule, progress
+from fedbudget.budget.step_size import StepSizeInputs
+from fedbudget.errors import UserError
+from fedbudget.protocol.combine import (
+    CombineRule,
+    averages,
+    cap_figures,
+    cap_reports,
+    shortened_nodes,
+)
+from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.method import Method
+from fedbudget.protocol.state import AggregatorState, Phase, updated
+from fedbudget.protocol.sums import Sums, norms
+from fedbudget.protocol.update import (
+    MovingRule,
+    UpdateRule,
+    moves,
+    restarted,
+    with_statistics_of,
+)
+
+_State = AggregatorState[Any, Any]
+
+
+@dataclass(frozen=True)
+class FilteredReports:
+    """Reports of a round after outliers were limited.
+
+    Args:
+      sums: their sums.
+      report: reports of all nodes; None if only sums arrived.
+      capped: whether the combination rule changed a report.
+      shortened: numbers of the nodes whose update the combination rule shortened.
+      outliers: names of the capped numbers by node number.
+    """
+
+    sums: Sums
+    report: Report | None
+    capped: bool = False
+    shortened: tuple[int, ...] = ()
+    outliers: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+def filter_reports(
+    method: Method,
+    reports: Report | Sums,
+    broadcast: Broadcast,
+    state: _State,
+    start: Float32,
+    peers: Int64 | None,
+) -> FilteredReports:
+    """Limit outliers, and sum.
+
+    Args:
+      method: the rules of the run.
+      reports: the merged reports, or their sums.
+      broadcast: their broadcast.
+      state: the state before the round.
+      start: starting point of the nodes' gradients, [parameters].
+      peers: index of each node's peer, [n]; None if nodes are simulated.
+    """
+    layout = broadcast.report
+    outliers: dict[int, tuple[str, ...]] = {}
+    known = reports if isinstance(reports, Report) else reports.report
+    if peers is not None and known is not None:
+        groups = [feature.reported(broadcast.round) for feature in method.features]
+        known, outliers = cap_figures(known, peers, groups)
+    if isinstance(reports, Sums):
+        if outliers and known is not None:
+            reports = reports.with_report(known, layout)
+        return FilteredReports(reports, None, outliers=outliers)
+    assert known is not None
+    capped = cap_reports(method.combine, known, start, state.w.size - state.statistics)
+    return FilteredReports(
+        Sums.of(capped, layout),
+        capped,
+        capped is not known,
+        shortened_nodes(known, capped),
+        outliers,
+    )
+
+
+def with_losses(state: _State, sums: Sums) -> tuple[_State, bool]:
+    """Record F(w(t₀)) and F(w^f); return whether w(t₀) is the new w^f."""
+    loss = sums.totals["losses"] / sums.totals["data"]
+    best_loss = sums.totals["best_losses"] / sums.totals["data"]
+    if state.t == 0 and state.phase is Phase.ROUND:
+        return updated(state, loss=loss, best_loss=loss, first_loss=loss), False
+    if not loss < best_loss:
+        return updated(state, loss=loss, best_loss=best_loss), False
+    return updated(state, loss=loss, best_loss=loss, best=state.w), True
+
+
+def check_recovery(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bool]:
+    """Decide whether to return to w^f.
+
+    The run recovers if no w_i is finite, or if η adapts and w(t₀) is much worse than w^f.
+    Losses on small mini-batches are noisy, most of all near 0. So the limit is F(w^f) plus
+    half of it, or plus a tenth of F(w(0)) if that is more. The run recovers after two
+    rounds in a row above the limit, or after one above ten times the limit.
+    """
+    limit = state.best_loss + max(0.5 * state.best_loss, 0.1 * state.first_loss)
+    worse = not state.loss <= limit
+    much_worse = (state.worse and worse) or not state.loss <= 10 * limit
+    recover = not sums.totals["used"] or (adapts and much_worse)
+    return updated(state, worse=worse and not recover), recover
+
+
+def combine_reports(rule: CombineRule, filtered: FilteredReports) -> Float32:
+    """Combine the finite w_i(t), [parameters]."""
+    report = filtered.report
+    if averages(rule) or report is None:
+        return filtered.sums.mean("w")
+    w = report.vectors["w"]
+    used = ~np.isin(report.nodes, filtered.sums.left_out)
+    combined = rule.combine(w[used], report.sizes[used], report.nodes[used])
+    return checked_vector(rule, combined, w[0])
+
+
+def step_size_inputs(
+    spending: SpendingRule, before: Ledger, after: Ledger, sums: Sums, *, best: bool
+) -> StepSizeInputs:
+    """Collect the inputs of the step size rule.
+
+    Args:
+      spending: the spending rule.
+      before, after: ledger before and after the round.
+      sums: sums of the reports.
+      best: whether w(t₀) is the new w^f.
+    """
+    spent = progress(after, spending)
+    return StepSizeInputs(
+        sums.largest_beta,
+        spent,
+        sums.mean_beta,
+        best and sums.loss_gap < -sums.loss_gap_error,
+        max(0.0, spent - progress(before, spending)),
+    )
+
+
+@dataclass(frozen=True)
+class Moved:
+    """w(t), before compression.
+
+    Args:
+      w: w(t), [parameters].
+      mean: the combined w_i(t), or w^f, [parameters].
+      update: state of the update rule.
+      recover: whether w is w^f.
+    """
+
+    w: Float32
+    mean: Float32
+    update: Any
+    recover: bool
+
+
+def move(
+    state: _State,
+    rule: UpdateRule,
+    mean: Float32 | None,
+    start: Float32,
+    sums: Sums | None,
+    span: float = 0.0,
+    scale: float = 1.0,
+) -> Moved:
+    """Compute w(t).
+
+    Args:
+      state: the state before it.
+      rule: the update rule.
+      mean: the combined w_i(t), [parameters]; None to return to w^f.
+      start: starting point of the nodes' gradients, [parameters].
+      sums: sums of the reports; None if they have no losses.
+      span: η τ of the round; 0 if nodes use their own step sizes.
+      scale: factor by which the nodes' updates were too short.
+    """
+    update = state.update
+    if sums is not None and moves(rule) and _significantly_worse(state, sums):
+        update = rule.retreat(update)
+    if mean is not None:
+        after, w = _next_w(state, rule, update, mean, start, span, scale)
+        if np.isfinite(w).all():
+            return Moved(w, mean, after, recover=False)
+    update = restarted(rule, update, state.best)
+    return Moved(state.best, state.best, update, recover=True)
+
+
+def _significantly_worse(state: _State, sums: Sums) -> bool:
+    """Whether w(t₀) is significantly worse than w^f, by 5 % or more."""
+    return sums.loss_gap > sums.loss_gap_error + state.best_loss / 20
+
+
+def _next_w(
+    state: _State,
+    rule: UpdateRule,
+    update: Any,
+    mean: Float32,
+    start: Float32,
+    span: float,
+    scale: float,
+) -> tuple[Any, Float32]:
+    """Return the update rule's state and w(t); it is only finite if the mean is."""
+    aim = mean
+    if scale != 1:
+        aim = state.w + np.float32(scale) * (mean - state.w)
+    if moves(rule) and was_last(state):
+        w = aim
+    else:
+        reached = aim
+        if start is not state.w:
+            reached = aim - start + state.w  # without the nodes' momentum
+        reached = with_statistics_of(state.w, reached, state.statistics)
+        if moves(rule):
+            update, reached = _trusted(rule, update, state.w, reached, span * scale)
+        update, w = rule.next(update, state.w, reached)
+    w = checked_vector(rule, w, state.w)
+    return update, with_statistics_of(mean, w, state.statistics)
+
+
+def _trusted(
+    rule: MovingRule, state: Any, w: Float32, reached: Float32, span: float
+) -> tuple[Any, Float32]:
+    """Return the rule's state, and the point up to which it trusts the step from w."""
+    rate = float(norms(reached[None], w)[0]) / span if span > 0 else 0.0
+    if not 0 < rate < math.inf:  # if w is not finite, the run recovers
+        return state, reached
+    state, share = rule.trust(state, rate)
+    if share == 1:
+        return state, reached
+    return state, w + np.float32(share) * (reached - w)
+
+
+def checked_vector(rule: object, values: Float32, like: Float32) -> Float32:
+    """Check the result of a rule, which may be a custom one."""
+    vector = np.asarray(values, np.float32)
+    if vector.shape != like.shape:
+        raise UserError(
+            f"{type(rule).__name__} returned an array of shape {vector.shape}, "
+            f"not {like.shape}"
+        )
+    return vector
+
+
+def pace(eta: float, before: float) -> float:
+    """Return the ratio of a step size to the one before; at most 1."""
+    return min(1.0, eta / before) if before > 0 else 1.0
+
+
+def paced(rule: UpdateRule, state: Any, slowdown: float) -> Any:
+    """Scale the velocity of an update rule with the step size."""
+    if slowdown == 1 or not moves(rule):
+        return state
+    return rule.paced(state, slowdown)
+
+
+def was_last(state: _State) -> bool:
+    """Whether the last announced round was to use up the budget."""
+    return state.decision.reason in (Reason.REST, Reason.BUDGET)
+
+
+def reopen(state: _State) -> _State:
+    """Withdraw the end of a run. An announced round stays, but is no longer the last."""
+    reopened = updated(
+        state, phase=Phase.ROUND, stop=False, stopped_by=None, evaluated=False
+    )
+    if state.phase is Phase.FINAL:  # the final round was not made
+        return updated(reopened, round=state.round - 1)
+    if state.phase is Phase.DONE and state.evaluated:
+        return updated(reopened, final_rounds=state.final_rounds + 1)
+    return reopened
