@@ -1,6 +1,6 @@
 """Whole runs of three small nodes with every method and simulated costs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -10,15 +10,16 @@ from fedbudget.budget.budget import Budget, Costs
 from fedbudget.budget.control import AdaptiveTau, BalancedTau, FixedTau
 from fedbudget.budget.spending import CarefulSpending
 from fedbudget.budget.step_size import AutoStep, FixedStep, SearchedStep
-from fedbudget.data.shards import Shards
-from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.features.feature import Feature
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.state import AggregatorState
+from fedbudget.protocol.state import AggregatorState, Outcome, Round
 from fedbudget.protocol.update import Accelerate, ServerMomentum
 from fedbudget.resources.kinds import SGD, SimulatedTime
 from fedbudget.resources.resource import RoundUsage
+from support.fleets import single_node_fleets
 from support.problems import costs, problem
 
 BUDGET = Budget({"time": 2.0})
@@ -68,13 +69,18 @@ ROUNDS = {"fixed": 8, "proximal": 8}
 """Maximum number of rounds."""
 
 
-def nodes(name: str, batch: int | None) -> list[Fleet]:
+def nodes(name: str, batch: int | None, features: Sequence[Feature] = ()) -> list[Fleet]:
     """Three fleets of one node each, with different data."""
     case = problem(name, 12)
     parts = np.split(np.argsort(case.x[:, 0]), [17, 40])
     return [
         Fleet(
-            case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node]
+            case.model,
+            Shards.of(case.table, [part]),
+            batch=batch,
+            seed=9,
+            features=features,
+            numbers=[node],
         )
         for node, part in enumerate(parts)
     ]
@@ -102,7 +108,7 @@ def simulated_time() -> SimulatedTime:
 
 
 def read_costs(time: SimulatedTime, broadcast: Broadcast) -> Costs:
-    cost = time.read(RoundUsage(max(1, broadcast.tau), nodes=3, wire_bytes=0, readings={}))
+    cost = time.read(RoundUsage(broadcast.steps, nodes=3, wire_bytes=0, readings={}))
     return costs([cost.step], [cost.aggregation])
 
 
@@ -135,6 +141,10 @@ def bits(value: Any) -> Any:
         return type(value).__name__, [
             bits(getattr(value, field.name)) for field in fields(value)
         ]
+    if isinstance(value, Mapping):
+        return {key: bits(each) for key, each in value.items()}
+    if isinstance(value, Mapping):
+        return {name: bits(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [bits(each) for each in value]
     return value
