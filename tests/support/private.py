@@ -12,11 +12,23 @@ from fedbudget.budget.step_size import AutoStep, FixedStep, StepSize
 from fedbudget.engines.engine import Pay, no_payment, settle
 from fedbudget.engines.noise import SeededNoise
 from fedbudget.protocol.aggregator import Outcome
-from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.features.feature import Noise
+from fedbudget.protocol.features.node_privacy import (
+    NodePrivacy,
+    NoisySums,
+    PrivateAggregator,
+    clipped,
+    reported_norms,
+)
+from fedbudget.protocol.features.sample_privacy import SampleAggregator, SamplePrivacy
+from fedbudget.protocol.messages import (
+    Broadcast,
+    NormReport,
+    PrivateRound,
+    Report,
+    UpdateReport,
+)
 from fedbudget.protocol.method import Method, PrivateRule
-from fedbudget.protocol.features.node_privacy import PrivateAggregator
-from fedbudget.protocol.features.node_privacy import Noise, NoisySums, private_report
-from fedbudget.protocol.features.sample_privacy import SampleAggregator
 from support.problems import costs
 
 DELTA = 1e-5
@@ -30,7 +42,7 @@ def aggregator(
     rounds: int | None = None,
 ) -> PrivateAggregator:
     """An aggregator of node privacy; an update costs 0.01 s, an aggregation 0.1 s."""
-    rule = PrivateRule(nodes, noise or SeededNoise(0))
+    rule = PrivateRule(nodes, noise or SeededNoise(0), NodePrivacy())
     method = Method(FixedTau(1), FixedStep(0.1), spending=PrivateSpending(50), private=rule)
     names = list(limits)
     step, rest = (
@@ -56,7 +68,7 @@ def sample_aggregator(
     step: StepSize | None = None,
 ) -> SampleAggregator:
     """An aggregator of sample privacy; an update costs 0.01 s, an aggregation 0.1 s."""
-    rule = PrivateRule(nodes, noise or SeededNoise(0), tau, per_sample=True)
+    rule = PrivateRule(nodes, noise or SeededNoise(0), SamplePrivacy(), tau)
     method = Method(
         FixedTau(1), step or AutoStep(), spending=PrivateSpending(50), private=rule
     )
@@ -75,11 +87,18 @@ def sample_aggregator(
 
 def report(
     broadcast: Broadcast, updates: Float32, numbers: list[int] | None = None
-) -> Report:
+) -> NormReport:
     """Report of nodes with these updates."""
-    assert broadcast.private is not None
     nodes = np.array(range(len(updates)) if numbers is None else numbers)
-    return private_report(broadcast, broadcast.private, nodes, broadcast.w + updates)
+    sizes = np.ones(len(nodes), np.int64)
+    lengths = {"lengths": reported_norms(updates)}
+    number = broadcast.round
+    if not isinstance(broadcast, PrivateRound):
+        return NormReport(round=number, nodes=nodes, sizes=sizes, numbers=lengths)
+    vectors = {"updates": clipped(updates, broadcast.clip)}
+    return UpdateReport(
+        round=number, nodes=nodes, sizes=sizes, numbers=lengths, vectors=vectors
+    )
 
 
 def run_to_end(

@@ -19,10 +19,10 @@ from fedbudget.data.shards import Table
 from fedbudget.models import KMeans, LinearRegression, Softmax, SquaredSvm
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.features.feature import Feature, NodeTimes
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.features.workload import NodeTimes
 
 Loss = Callable[[Float64, Float64, Float64], float]
 """Mean loss over the rows of x from (w, x, y); x is already scaled."""
@@ -334,18 +334,22 @@ def run_rounds(
     """Run with negligible costs; yield each broadcast, its report and the aggregator.
 
     Args:
+      fleets: new fleets; those without features take the features of the method.
       present: the fleets that take part in each round; in later rounds, all of them.
       transform: changes each report before the aggregator receives it.
       times: seconds of a local update at each node, by its number.
       method: other fields of `Method`.
     """
+    rules = Method(
+        controller,
+        FixedStep(eta) if isinstance(eta, float) else eta,
+        **{"spending": PaperSpending(), **method},
+    )
+    if rules.features and not fleets[0]._features:
+        fleets = [with_features(fleet, rules.features) for fleet in fleets]
     aggregator = Aggregator(
         w,
-        method=Method(
-            controller,
-            FixedStep(eta) if isinstance(eta, float) else eta,
-            **{"spending": PaperSpending(), **method},
-        ),
+        method=rules,
         budget=Budget({"time": seconds}),
         expected=CHEAP,
         rounds=rounds,
@@ -360,3 +364,17 @@ def run_rounds(
         answer = aggregator.receive(transform(report), CHEAP, times=took)
         yield broadcast, report, aggregator
         broadcast = answer
+
+
+def with_features(fleet: Fleet, features: Sequence[Feature]) -> Fleet:
+    """A fleet of the same nodes with features; the fleet must be new."""
+    twin = Fleet(
+        fleet.model,
+        fleet.shards,
+        batch=None,
+        seed=0,
+        features=features,
+        numbers=fleet.numbers.tolist(),
+    )
+    twin.sampler = fleet.sampler
+    return twin
