@@ -51,6 +51,7 @@ from fedbudget.errors import UserError
 from fedbudget.protocol.features.estimates import EstimateSlopes, EstimatesState
 from fedbudget.protocol.features.feature import (
     Choice,
+    FeatureSettings,
     NodeTimes,
     Quantize,
     RoundResult,
@@ -67,14 +68,6 @@ from fedbudget.protocol.messages import (
     TrainRound,
 )
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.state import (
-    AggregatorState,
-    Outcome,
-    Payment,
-    Phase,
-    Round,
-    updated,
-)
 from fedbudget.protocol.stages import (
     FilteredReports,
     check_recovery,
@@ -87,6 +80,14 @@ from fedbudget.protocol.stages import (
     step_size_inputs,
     was_last,
     with_losses,
+)
+from fedbudget.protocol.state import (
+    AggregatorState,
+    Outcome,
+    Payment,
+    Phase,
+    Round,
+    updated,
 )
 from fedbudget.protocol.sums import Sums
 
@@ -122,7 +123,7 @@ class Aggregator:
         first = {feature.name: feature.first(w) for feature in method.features}
         self.state: _State = AggregatorState(
             phase=Phase.READY,
-            features=method.features,
+            features=tuple(map(FeatureSettings.of, method.features)),
             w=w,
             best=w,
             decision=method.controller.first(),
@@ -167,14 +168,16 @@ class Aggregator:
         old = state.ledger.budget
         if old.limits.keys() != budget.limits.keys():
             raise UserError(f"the resumed run has a budget of {old}, not of {budget}")
-        began = [feature.name for feature in state.features]
-        now = [feature.name for feature in method.features]
-        for name in sorted({*began} ^ {*now}):
-            option = "with" if name in began else "without"
-            raise UserError(f"the run began {option} {name} and must resume {option} it")
-        if state.features != method.features:
+        features = tuple(map(FeatureSettings.of, method.features))
+        began = {feature.kind for feature in state.features}
+        now = {feature.kind for feature in features}
+        for kind in sorted(began ^ now):
+            option = "with" if kind in began else "without"
+            raise UserError(f"the run began {option} {kind} and must resume {option} it")
+        if state.features != features:
             raise UserError(
-                "the run began with other features: resume it with its first settings"
+                "the run began with other options of its features: resume it with the "
+                "settings it began with"
             )
         free = Costs(np.zeros_like(budget.array), np.zeros_like(budget.array))
         self = cls(
@@ -414,7 +417,7 @@ class Aggregator:
             return FinalRound(**common)
         return TrainRound(
             **common,
-            report=report_layout(state.features, state.round),
+            report=report_layout(self.method.features, state.round),
             tau=state.tau,
             eta=state.step_size.eta,
             effective=state.effective,
@@ -519,7 +522,7 @@ class Aggregator:
         if reserve is None or state.ledger.fits(reserve):
             after = {
                 feature.name: feature.finish(state.states.get(feature.name))
-                for feature in state.features
+                for feature in self.method.features
             }
             return updated(
                 state,

@@ -285,3 +285,20 @@ def reopen(state: _State) -> _State:
     if state.phase is Phase.DONE and state.evaluated:
         return updated(reopened, final_rounds=state.final_rounds + 1)
     return reopened
+
+
+def with_finite_w(state: _State, method: Method) -> _State:
+    """Return the state restarted from w^f if w is not finite and w^f is; else itself."""
+    best = state.best
+    if np.isfinite(state.w).all() or not np.isfinite(best).all():
+        return state
+    after = {
+        each.name: each.recovered(state.states.get(each.name)) for each in method.features
+    }
+    return updated(
+        state,
+        w=best,
+        update=restarted(method.update, state.update, best),
+        states={name: own for name, own in after.items() if own is not None},
+        worse=False,
+    )

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from fedbudget.budget.budget import Costs, Ledger
 from fedbudget.budget.control import Decision, Estimates
 from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.protocol.features.drift import Divergence
-from fedbudget.protocol.features.feature import Feature, FeatureState
+from fedbudget.protocol.features.feature import FeatureSettings, FeatureState
 from fedbudget.protocol.features.workload import WorkShares
 from fedbudget.protocol.method import Method
 
@@ -87,7 +87,7 @@ class AggregatorState(Generic[S, U]):
     """
 
     phase: Phase
-    features: tuple[Feature, ...]
+    features: tuple[FeatureSettings, ...]
     w: Float32
     best: Float32
     decision: Decision
@@ -110,20 +110,6 @@ class AggregatorState(Generic[S, U]):
     final_rounds: int = 0
     statistics: int = 0
 
-    def recovered(self, update: U) -> Self:
-        """Return the state restarted from w^f if w is not finite and w^f is; else itself.
-
-        Args:
-          update: initial state of the update rule at w^f.
-        """
-        if np.isfinite(self.w).all() or not np.isfinite(self.best).all():
-            return self
-        after = {
-            each.name: each.recovered(self.states.get(each.name)) for each in self.features
-        }
-        states = {name: state for name, state in after.items() if state is not None}
-        return updated(self, w=self.best, update=update, states=states, worse=False)
-
     def require_possible(self) -> None:
         """Raise ValueError for a state that no run can reach, as of a corrupt file."""
         for name in ("round", "tau", "t", "final_rounds"):
@@ -143,8 +129,6 @@ class AggregatorState(Generic[S, U]):
         if not 0 <= self.statistics < self.w.size:
             raise ValueError(f"{self.statistics} statistics in {self.w.size} numbers")
         self.ledger.require_possible()
-        if not self.states.keys() <= {feature.name for feature in self.features}:
-            raise ValueError(f"states of {', '.join(self.states)}")
         for state in self.states.values():
             state.require_possible(self.w)
 

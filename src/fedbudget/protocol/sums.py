@@ -28,7 +28,7 @@ so that the sum equals numpy's to the bit for any size of the parts.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -229,20 +229,36 @@ def columns_of(
       layout: what they have.
       usable: whether w_i is finite, [nodes].
     """
-    ones = np.ones(len(report.nodes))
-    columns = {"data": ones, "used": usable * ones}
-    for name, values in report.numbers.items():
+    names = column_names(layout)
+    columns = np.empty((len(report.nodes), len(names)))
+    columns[:, 0] = 1
+    columns[:, 1] = usable
+    at = 2
+    for name in layout.numbers:
+        values = report.numbers[name]
         if name in layout.optional:
             known = usable & (values >= 0) & (values < ABSURD)
-            columns[name] = np.where(known, values, 0.0)
-            columns[f"{name}_of"] = known * ones
+            columns[:, at] = np.where(known, values, 0.0)
+            columns[:, at + 1] = known
+            at += 2
         else:
-            columns[name] = values
+            columns[:, at] = values
+            at += 1
     if isinstance(report, LossReport):
         with np.errstate(over="ignore", invalid="ignore"):  # in a run that diverges
-            gap = np.square(report.losses - report.best_losses)
-        columns["squared_loss_gap"] = gap
-    return tuple(columns), np.stack(list(columns.values()), axis=1)
+            columns[:, at] = np.square(report.losses - report.best_losses)
+    return names, columns
+
+
+@cache
+def column_names(layout: ReportLayout) -> tuple[str, ...]:
+    """Return the names of the numbers to sum; see `columns_of`."""
+    names = ["data", "used"]
+    for name in layout.numbers:
+        names += [name, f"{name}_of"] if name in layout.optional else [name]
+    if "losses" in layout.numbers:
+        names.append("squared_loss_gap")
+    return tuple(names)
 
 
 class _Rows:

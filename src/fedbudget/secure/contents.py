@@ -44,15 +44,35 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from fedbudget.arrays import Flags, Float32, Float64, Int64, UInt64
 from fedbudget.evaluation.metrics import BINS, ClassCounts, ErrorSums, Tally
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Private, Report
-from fedbudget.protocol.features.node_privacy import NoisySums, counted, multipliers, noise_size
-from fedbudget.protocol.sums import ABSURD, Numbers, Sums, Vectors, add_up_in_numpy
+from fedbudget.protocol.features.node_privacy import (
+    NoisySums,
+    count_size,
+    counted,
+    multipliers,
+)
+from fedbudget.protocol.messages import (
+    Broadcast,
+    NormReport,
+    PeerError,
+    Private,
+    PrivateRound,
+    Report,
+    ReportLayout,
+    UpdateReport,
+)
+from fedbudget.protocol.sums import (
+    ABSURD,
+    Sums,
+    add_up_in_numpy,
+    column_names,
+    columns_of,
+)
 from fedbudget.secure.discrete_gaussian import Randomness, discrete_gaussian
 from fedbudget.secure.messages import Group, TallyShape
 
@@ -69,27 +89,23 @@ _STEPS = 2.0**61  # from 0 to the end of the range
 _PART_BITS = 40
 _FIGURE_BITS = 60  # binary places of a figure
 _BATCH = 2**16
-_FIGURES = len(Numbers._fields)
 _MOST_BETA = 2.0**28  # larger values are capped
 _SLOT = 1 + 2 * PARTS
 _SLOT_SETS = 2
 
 
-@dataclass(frozen=True)
-class DecodedSums:
+class Opened(NamedTuple):
     """Sums over all members of a round.
 
     Args:
-      figures: as in `Numbers`, [numbers].
-      beta: largest β̂_i; None if there is none, or it was not requested.
-      w: Σ p_i w_i, [parameters]; None in the final round.
+      sums: sums of their reports.
       tallies: test results, one for each evaluated w, or none.
+      left_out: whether reports were left out, because they were not finite or too large.
     """
 
-    figures: Float64
-    beta: float | None
-    w: Float64 | None
+    sums: Sums | NoisySums
     tallies: tuple[Tally, ...] = ()
+    left_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,12 +113,14 @@ class Contents:
     """Layout of a plain round.
 
     Args:
+      layout: what nodes report.
       slots: for the largest β̂; 0 if it was not requested.
       parameters: 0 in the final round.
       largest: end of the range of w's coordinates.
       tallies: how many.
     """
 
+    layout: ReportLayout
     slots: int
     parameters: int
     largest: float
@@ -114,10 +132,11 @@ class Contents:
     def of(
         cls, broadcast: Broadcast, slots: int, tally: TallyShape | None, headroom: int = 8
     ) -> "Contents":
-        fields = broadcast.report_fields
+        layout = broadcast.report
         return cls(
-            slots=slots if "beta" in fields else 0,
-            parameters=broadcast.w.size if "w" in fields else 0,
+            layout,
+            slots=slots if "beta" in layout.numbers else 0,
+            parameters=broadcast.w.size if "w" in layout.vectors else 0,
             largest=coordinate_range(broadcast.w, headroom),
             tally=tally,
             tallies=0 if tally is None else broadcast.tallies,
@@ -128,60 +147,80 @@ class Contents:
         """Integers in a vector."""
         tallies = 0 if self.tally is None else self.tallies * _tally_length(self.tally)
         slots = _SLOT_SETS * _SLOT * self.slots
-        return PARTS * _FIGURES + slots + self.parameters + tallies
+        return self._figures + slots + self.parameters + tallies
+
+    @property
+    def _figures(self) -> int:
+        """Integers of all figures."""
+        return PARTS * len(column_names(self.layout))
 
     def encode(self, report: Report, group: Group, tallies: Sequence[Tally] = ()) -> UInt64:
         """Encode a member's contribution to the sums."""
-        numbers = Numbers.of(report, np.ones(len(report.nodes), bool))
+        everyone = np.ones(len(report.nodes), bool)
+        _, numbers = columns_of(report, self.layout, everyone)
         valid = _valid(report, numbers, self.largest)
         nodes = report.nodes[valid]
         weights = np.array(group.weights, np.float64)[valid] / 2.0**group.scale
 
         parts = [encode_figures(add_up_in_numpy(nodes, weights, numbers[valid]).tolist())]
         if self.slots:
-            beta = _largest_beta(report.beta, valid)
+            beta = _largest_beta(report.numbers["beta"], valid)
             parts += [_encode_slots(self.slots, beta) for _ in range(_SLOT_SETS)]
-        if self.parameters and report.w is not None:
-            w = add_up_in_numpy(nodes, weights, report.w[valid])
+        if self.parameters:
+            w = add_up_in_numpy(nodes, weights, report.vectors["w"][valid])
             parts.append(encode(w, self.largest))
-        elif self.parameters:
-            parts.append(np.zeros(self.parameters, np.uint64))
         if self.tally is not None:
             known = tallies if len(tallies) == self.tallies else (None,) * self.tallies
             parts += [_encode_tally(self.tally, tally) for tally in known]
         return np.concatenate(parts)
 
-    def decode(self, total: UInt64) -> DecodedSums:
-        """Decode the sum over all members."""
-        cuts = np.cumsum(
-            [PARTS * _FIGURES, _SLOT_SETS * _SLOT * self.slots, self.parameters]
-        )
-        figures, slots, w, tallies = np.split(total, cuts)
-        decoded = []
-        if self.tally is not None and self.tallies:
-            for part in np.split(tallies, self.tallies):
-                tally = _decode_tally(self.tally, part)
-                if tally is not None:
-                    decoded.append(tally)
-        return DecodedSums(
-            decode_figures(figures),
-            _decode_largest(slots.reshape(_SLOT_SETS, -1, _SLOT)) if self.slots else None,
-            decode(w, self.largest) if self.parameters else None,
-            tuple(decoded),
-        )
-
     def open(
         self, broadcast: Broadcast, total: UInt64, nodes: Int64, sizes: Int64, scale: int
-    ) -> "tuple[OpenedReports, tuple[Tally, ...]]":
+    ) -> Opened:
         """Return the sums over all members' reports and test results.
 
         Args:
+          broadcast: the broadcast of the round.
+          total: the sum of all vectors.
           nodes: numbers of their nodes, ascending.
           sizes: weighted sample count of each.
           scale: of the group.
         """
-        opened = self.decode(total)
-        return OpenedReports(broadcast, opened, nodes, sizes, scale), opened.tallies
+        cuts = np.cumsum([self._figures, _SLOT_SETS * _SLOT * self.slots, self.parameters])
+        figures, slots, w, tallies = np.split(total, cuts)
+        names = column_names(self.layout)
+        values = (decode_figures(figures) * 2.0**scale).tolist()
+        numbers = dict(zip(names, values, strict=True))
+        left_out = round(numbers["data"]) < sizes.sum()
+        if not round(numbers["data"]):  # no report was finite
+            numbers["data"] = float(sizes.sum())
+            numbers["losses"] = numbers["best_losses"] = math.inf
+        vectors = {}
+        if self.parameters:
+            vectors["w"] = decode(w, self.largest)[None] * 2.0**scale
+        largest = None
+        if self.slots:
+            largest = _decode_largest(slots.reshape(_SLOT_SETS, -1, _SLOT))
+        sums = Sums(
+            round=broadcast.round,
+            nodes=len(nodes),
+            left_out=(),
+            begins=nodes[:1],
+            names=names,
+            numbers=np.array([list(numbers.values())]),
+            vectors=vectors,
+            largest_beta=largest,
+            report=Report(round=broadcast.round, nodes=nodes, sizes=sizes),
+        )
+        return Opened(sums, self._decode_tallies(tallies), bool(left_out))
+
+    def _decode_tallies(self, total: UInt64) -> tuple[Tally, ...]:
+        if self.tally is None or not self.tallies:
+            return ()
+        decoded = [
+            _decode_tally(self.tally, part) for part in np.split(total, self.tallies)
+        ]
+        return tuple([tally for tally in decoded if tally is not None])
 
 
 @dataclass(frozen=True)
@@ -189,11 +228,12 @@ class PrivateContents:
     """Layout of a private round.
 
     Args:
+      broadcast: the broadcast of the round.
       parameters: 0 if only norms were requested.
       sharers: m, the number of shares that have the noise paid for.
     """
 
-    private: Private
+    broadcast: Broadcast
     parameters: int
     sharers: int
     slots: ClassVar[int] = 0
@@ -202,14 +242,14 @@ class PrivateContents:
 
     @classmethod
     def of(cls, broadcast: Broadcast, sharers: int) -> "PrivateContents":
-        assert broadcast.private is not None
-        parameters = broadcast.w.size if "w" in broadcast.report_fields else 0
-        return cls(broadcast.private, parameters, sharers)
+        parameters = broadcast.w.size if isinstance(broadcast, PrivateRound) else 0
+        return cls(broadcast, parameters, sharers)
 
     def __post_init__(self) -> None:
         if self.height < 1:
+            assert isinstance(self.broadcast, Private)
             raise PeerError(
-                f"a round of ρ = {self.private.rho:g} needs more noise than 64 bits hold"
+                f"a round of ρ = {self.broadcast.rho:g} needs more noise than 64 bits hold"
             )
 
     @property
@@ -220,29 +260,28 @@ class PrivateContents:
     @property
     def largest(self) -> float:
         """S, the length in steps of an update of length C."""
-        return self._deviation / multipliers(self.private).updates
+        return self._deviation / multipliers(self.broadcast).updates
 
     @property
     def height(self) -> int:
         """h: the counts of one node have length S at most."""
-        counts = multipliers(self.private).counts
+        counts = multipliers(self.broadcast).counts
         return int(_SHRINK * self._deviation / counts / math.sqrt(self._counts))
 
-    def encode(self, report: Report, random: Randomness = os.urandom) -> UInt64:
+    def encode(self, report: NormReport, random: Randomness = os.urandom) -> UInt64:
         """Encode a member's contribution to the sums, with its share of the noise."""
         vector = discrete_gaussian(self.length, SHARE_BITS, random)
-        signs = np.rint(2 * counted(report, self.private)).astype(np.int64)
+        signs = np.rint(2 * counted(report, self.broadcast)).astype(np.int64)
         vector[: self._counts] += self.height * signs.sum(axis=0)
-        if self.parameters:
-            assert report.w is not None
-            for update in report.w:
+        if isinstance(report, UpdateReport):
+            for update in report.updates:
                 vector[self._counts :] += self.rounded(update)
         return vector.view(np.uint64)
 
     def rounded(self, update: Float32) -> Int64:
         """A clipped update in steps, at most S long; 0 if it is not finite."""
         limit = max(0.0, _SHRINK * self.largest - math.sqrt(len(update)) / 2)
-        steps = np.multiply(update, self.largest / self.private.clip, dtype=np.float64)
+        steps = np.multiply(update, self.largest / self._clip, dtype=np.float64)
         length = math.sqrt(float(np.square(steps).sum()))
         if not length < math.inf:
             return np.zeros(len(update), np.int64)
@@ -252,72 +291,33 @@ class PrivateContents:
 
     def open(
         self, broadcast: Broadcast, total: UInt64, nodes: Int64, sizes: Int64, scale: int
-    ) -> tuple[NoisySums, tuple[Tally, ...]]:
+    ) -> Opened:
         """Return the noisy sums over all members.
 
         Args:
+          broadcast: the broadcast of the round.
+          total: the sum of all vectors.
           nodes: numbers of their nodes.
           sizes, scale: not used; nodes weigh the same.
         """
         counts, updates = np.split(total.view(np.int64).astype(np.float64), [self._counts])
-        w = updates * (self.private.clip / self.largest) if self.parameters else None
-        return NoisySums.of(broadcast.round, nodes, counts / (2 * self.height), w), ()
+        w = updates * (self._clip / self.largest) if self.parameters else None
+        counts = counts / (2 * self.height)
+        return Opened(NoisySums(broadcast.round, len(nodes), counts, w))
+
+    @property
+    def _clip(self) -> float:
+        assert isinstance(self.broadcast, PrivateRound)
+        return self.broadcast.clip
 
     @property
     def _counts(self) -> int:
-        return noise_size(self.private, 0)
+        return count_size(self.broadcast)
 
     @property
     def _deviation(self) -> float:
         """Standard deviation of m shares together, in steps."""
         return math.sqrt(self.sharers) * 2.0**SHARE_BITS
-
-
-class OpenedReports:
-    """The reports of a round of which only sums are available.
-
-    Args:
-      opened: sums over all members.
-      nodes: numbers of their nodes, ascending.
-      sizes: weighted sample count of each.
-      scale: of the group.
-
-    Attributes:
-      left_out: whether invalid reports were left out.
-    """
-
-    def __init__(
-        self,
-        broadcast: Broadcast,
-        opened: DecodedSums,
-        nodes: Int64,
-        sizes: Int64,
-        scale: int,
-    ) -> None:
-        numbers = Numbers(*(opened.figures * 2.0**scale).tolist())
-        self.left_out = round(numbers.data) < sizes.sum()
-        if not round(numbers.data):  # no report was finite
-            numbers = numbers._replace(
-                data=float(sizes.sum()), loss=math.inf, best_loss=math.inf
-            )
-        unknown = np.zeros(len(nodes))
-        self.sums = Sums(
-            round=broadcast.round,
-            nodes=len(nodes),
-            left_out=(),
-            begins=nodes[:1],
-            numbers=np.array([numbers]),
-            w=None if opened.w is None else opened.w[None] * 2.0**scale,
-            gradients=None,
-            slopes="rho" in broadcast.report_fields,
-            largest_beta=opened.beta,
-            report=Report(broadcast.round, nodes, sizes, unknown, unknown),
-        )
-
-    def distance_sums(self, vectors: Vectors, mean: object) -> Float64:
-        raise LocalError(
-            "distances from the mean need every report, and only their sum was opened"
-        )
 
 
 # Integers.
@@ -388,15 +388,14 @@ def decode_figures(total: UInt64) -> Float64:
 def _valid(report: Report, numbers: Float64, largest: float) -> Flags:
     """Whether each node's numbers are finite and in range."""
     valid = (np.abs(numbers) <= LARGEST_FIGURE / 2).all(axis=1)
-    if report.w is not None:
-        valid &= report.w.min(axis=1) >= -largest
-        valid &= report.w.max(axis=1) <= largest
+    w = report.vectors.get("w")
+    if w is not None:
+        valid &= w.min(axis=1) >= -largest
+        valid &= w.max(axis=1) <= largest
     return np.asarray(valid, bool)
 
 
-def _largest_beta(beta: Float64 | None, valid: Flags) -> float | None:
-    if beta is None:
-        return None
+def _largest_beta(beta: Float64, valid: Flags) -> float | None:
     plausible = beta[valid & (beta > 0) & (beta < ABSURD)]
     return min(_MOST_BETA, float(plausible.max())) if len(plausible) else None
 

@@ -80,6 +80,7 @@ from fedbudget.protocol.features.feature import (
     NodeMemory,
     Reported,
     RoundResult,
+    register,
 )
 from fedbudget.protocol.messages import Broadcast, Part, PeerError, Report, TrainRound
 from fedbudget.protocol.sums import LARGEST, Sums, norms, squared_norms
@@ -403,6 +404,7 @@ class Correction(NodeMemory):
         )
 
 
+@register
 @dataclass(frozen=True)
 class DriftCorrection(Feature):
     """Drift correction.

@@ -65,6 +65,7 @@ from fedbudget.protocol.features.feature import (
     NodeMemory,
     Reported,
     RoundResult,
+    register,
 )
 from fedbudget.protocol.messages import Broadcast, TrainRound
 from fedbudget.protocol.sums import (
@@ -139,6 +140,7 @@ class _Measured:
     probes: bool = False
 
 
+@register
 @dataclass(frozen=True)
 class EstimateSlopes(Feature):
     """Estimates of ρ, β and δ.

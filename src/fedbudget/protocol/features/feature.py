@@ -26,9 +26,11 @@ from fedbudget.data.sampling import BatchIndices, Sampler, SamplerState
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.messages import (
+    ROUNDS,
     Broadcast,
     FinalRound,
     Part,
+    PeerError,
     ReportLayout,
     TrainRound,
 )
@@ -417,25 +419,67 @@ class Feature:
 
 F = TypeVar("F", bound=Feature)
 
+Option = bool | int | float | str | tuple[int, ...] | None
+"""Type of a setting of a feature."""
+
 _REGISTERED: dict[str, type[Feature]] = {}
 
 
+@dataclass(frozen=True)
+class FeatureSettings:
+    """A feature as sent to nodes and stored in checkpoints.
+
+    Args:
+      kind: name of its class.
+      options: its settings by name.
+    """
+
+    kind: str
+    options: Mapping[str, Option]
+
+    @classmethod
+    def of(cls, feature: Feature) -> "FeatureSettings":
+        return cls(type(feature).__name__, dict(vars(feature)))
+
+    def build(self) -> Feature:
+        """Return the feature.
+
+        Raises:
+          PeerError: this process does not know the feature, or not with these settings.
+        """
+        kind = _REGISTERED.get(self.kind)
+        if kind is None:
+            raise PeerError(
+                f"the run uses the feature {self.kind}, which is not known here: import "
+                "the file that defines it before you join"
+            )
+        try:
+            return kind(**self.options)
+        except (TypeError, ValueError) as error:
+            raise PeerError(f"the feature {self.kind} cannot be used: {error}") from None
+
+
 def register(kind: type[F]) -> type[F]:
-    """Make a feature known in this process. Use it as a decorator.
+    """Make a feature known in this process. Use it as a decorator of the class.
 
     The aggregator's process and every node's process must have the class, because only its
     name and settings are sent.
     """
-    known = _REGISTERED.setdefault(kind.name, kind)
-    if known.__qualname__ != kind.__qualname__ or known.__module__ != kind.__module__:
-        raise ValueError(f"a feature named {kind.name} exists already")
-    _REGISTERED[kind.name] = kind
+    known = _REGISTERED.get(kind.__name__, kind)
+    if known.__module__ != kind.__module__:
+        raise ValueError(f"a feature named {kind.__name__} exists already")
+    _REGISTERED[kind.__name__] = kind
     return kind
 
 
-def registered() -> tuple[type[Feature], ...]:
-    """Return all features that this process knows."""
-    return tuple(_REGISTERED.values())
+def wire_types() -> dict[type, tuple[type, ...]]:
+    """Return the classes of messages and states that this process knows, by base class."""
+    types = [each for kind in _REGISTERED.values() for each in kind.types]
+    members = {
+        base: tuple(dict.fromkeys(each for each in types if issubclass(each, base)))
+        for base in (Part, FeatureState, NodeMemory)
+    }
+    return {Broadcast: ROUNDS, **members}
 
 
 def defining(features: Sequence[Feature], method: str) -> list[Feature]:
@@ -444,9 +488,7 @@ def defining(features: Sequence[Feature], method: str) -> list[Feature]:
     return [each for each in features if getattr(type(each), method) is not default]
 
 
-def trial_rounds(
-    features: Sequence[Feature], w: Float32, eta: float
-) -> list[Broadcast]:
+def trial_rounds(features: Sequence[Feature], w: Float32, eta: float) -> list[Broadcast]:
     """Return rounds like those of a run, to measure their cost.
 
     Args:

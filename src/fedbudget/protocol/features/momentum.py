@@ -26,6 +26,7 @@ from fedbudget.protocol.features.feature import (
     LocalRound,
     NodeMemory,
     RoundResult,
+    register,
 )
 from fedbudget.protocol.messages import FinalRound, Part, PeerError, TrainRound
 from fedbudget.protocol.update import with_statistics_of
@@ -72,6 +73,7 @@ class MomentumMemory(NodeMemory):
     before: Float32
 
 
+@register
 @dataclass(frozen=True)
 class Momentum(Feature):
     """Momentum at nodes.

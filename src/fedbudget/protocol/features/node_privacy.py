@@ -76,6 +76,7 @@ from fedbudget.protocol.features.feature import (
     FeatureState,
     LocalRound,
     NodeTimes,
+    register,
 )
 from fedbudget.protocol.messages import (
     Broadcast,
@@ -171,6 +172,7 @@ class PrivacyState(FeatureState):
             raise ValueError(f"a private round is {self}")
 
 
+@register
 @dataclass(frozen=True)
 class NodePrivacy(Feature):
     """What nodes of a private run report.
@@ -311,11 +313,15 @@ def no_longer(lengths: Float64, octaves: Float64) -> Float64:
     return np.where(lengths[:, None] <= _STEPS * octaves, 0.5, -0.5)
 
 
+def count_size(broadcast: Broadcast) -> int:
+    """Return how many counts a round publishes."""
+    return 1 if isinstance(broadcast, PrivateRound) else len(_OCTAVES)
+
+
 def noise_size(broadcast: Broadcast) -> int:
     """Return how many noise numbers a round needs."""
-    if isinstance(broadcast, PrivateRound):
-        return broadcast.w.size + 1
-    return len(_OCTAVES)
+    updates = broadcast.w.size if isinstance(broadcast, PrivateRound) else 0
+    return updates + count_size(broadcast)
 
 
 def first_clip(shares: Float64) -> float:

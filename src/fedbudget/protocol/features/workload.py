@@ -62,6 +62,7 @@ from fedbudget.protocol.features.feature import (
     LocalRound,
     NodeTimes,
     RoundResult,
+    register,
 )
 from fedbudget.protocol.messages import Broadcast, Part, PeerError
 
@@ -384,6 +385,7 @@ class _Workload(Feature):
         return {"work": WorkShares.of(result.broadcast, result.times)}
 
 
+@register
 @dataclass(frozen=True)
 class SpeedWorkload(_Workload):
     """Faster nodes make more local updates, if time is the scarcest resource.
@@ -432,6 +434,7 @@ class SpeedWorkload(_Workload):
         return WorkloadState(state.times)
 
 
+@register
 @dataclass(frozen=True)
 class DataWorkload(_Workload):
     """Nodes make local updates in proportion to their samples: FedNova.
