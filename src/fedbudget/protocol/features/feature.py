@@ -475,7 +475,7 @@ def register(kind: type[F]) -> type[F]:
 def wire_types() -> dict[type, tuple[type, ...]]:
     """Return the classes of messages and states that this process knows, by base class."""
     types = [each for kind in _REGISTERED.values() for each in kind.types]
-    members = {
+    members: dict[type, tuple[type, ...]] = {
         base: tuple(dict.fromkeys(each for each in types if issubclass(each, base)))
         for base in (Part, FeatureState, NodeMemory)
     }
