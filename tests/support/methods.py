@@ -73,17 +73,7 @@ def nodes(name: str, batch: int | None, features: Sequence[Feature] = ()) -> lis
     """Three fleets of one node each, with different data."""
     case = problem(name, 12)
     parts = np.split(np.argsort(case.x[:, 0]), [17, 40])
-    return [
-        Fleet(
-            case.model,
-            Shards.of(case.table, [part]),
-            batch=batch,
-            seed=9,
-            features=features,
-            numbers=[node],
-        )
-        for node, part in enumerate(parts)
-    ]
+    return single_node_fleets(case, parts, batch, features)
 
 
 def new_aggregator(name: str, method: str, **more: Any) -> Aggregator:
@@ -143,8 +133,6 @@ def bits(value: Any) -> Any:
         ]
     if isinstance(value, Mapping):
         return {key: bits(each) for key, each in value.items()}
-    if isinstance(value, Mapping):
-        return {name: bits(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [bits(each) for each in value]
     return value
