@@ -140,6 +140,9 @@ class Report:
         expected = {*layout.numbers, *layout.vectors}
         if missing := sorted(expected - {*self.numbers, *self.vectors}):
             raise PeerError(f"a report without {', '.join(missing)}")
+        more = {*self.numbers} - {*layout.numbers} | {*self.vectors} - {*layout.vectors}
+        if more:
+            raise PeerError(f"a report with {', '.join(sorted(more))}")
         shape = nodes.shape
         wide = (*shape, broadcast.w.size)
         _require_shape("sizes", self.sizes, shape)
