@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,15 +14,19 @@ from hypothesis import strategies as st
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.budget.control import AdaptiveTau
 from fedbudget.data.shards import Shards
-from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, PeerError, Report
+from fedbudget.protocol.messages import (
+    Broadcast,
+    LocalError,
+    PeerError,
+    ReportLayout,
+    TrainReport,
+)
+from fedbudget.protocol.state import Outcome
 from fedbudget.protocol.sums import (
     GrowingSum,
-    ReportsHere,
-    SummedReports,
+    ReportAdder,
     Sums,
-    Vectors,
     add_up,
     add_up_in_numpy,
     branches,
@@ -190,20 +195,16 @@ def test_growing_sum_holds_few_vectors() -> None:
 NODES = 11
 
 
-class Parties:
-    """Reports of several parties that send only sums."""
+def joined(parties: Sequence[Sums]) -> Sums:
+    """Sums of several parties, which keep their reports and send only sums."""
 
-    def __init__(self, parties: Sequence[ReportsHere]) -> None:
-        self._parties = parties
-        self.sums = Sums.merge([party.sums for party in parties])
+    def distances(name: str, mean: Float32) -> Float64:
+        return np.concatenate([party.distance_sums(name, mean) for party in parties])
 
-    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
-        return np.concatenate(
-            [party.distance_sums(vectors, mean) for party in self._parties]
-        )
+    return replace(Sums.merge(parties), distances=distances)
 
 
-def fleet(name: str, batch: int | None, first: int, end: int) -> Fleet:
+def fleet(name: str, method: str, batch: int | None, first: int, end: int) -> Fleet:
     case = problem(name, 12)
     parts = np.array_split(np.argsort(case.x[:, 0]), NODES)[first:end]
     return Fleet(
@@ -211,6 +212,7 @@ def fleet(name: str, batch: int | None, first: int, end: int) -> Fleet:
         Shards.of(case.table, parts),
         batch=batch,
         seed=9,
+        features=METHODS[method].features,
         numbers=range(first, end),
     )
 
@@ -219,9 +221,11 @@ def rounds(
     name: str, method: str, batch: int | None, cuts: Sequence[int] | None
 ) -> list[object]:
     """Run with simulated costs; `cuts` separate the nodes of the parties."""
-    aggregator, time = new_aggregator(name, method), simulated_time()
-    fleets = [fleet(name, batch, first, end) for first, end in pairwise(cuts or (0, NODES))]
-    edges = [branches(first, end)[:-1] for first, end in pairwise(cuts or (0, NODES))]
+    aggregator = new_aggregator(name, method)
+    time = simulated_time()
+    ranges = list(pairwise(cuts or (0, NODES)))
+    fleets = [fleet(name, method, batch, first, end) for first, end in ranges]
+    edges = [branches(first, end)[:-1] for first, end in ranges]
     broadcast: Broadcast | Outcome = aggregator.start()
     found: list[object] = []
     while isinstance(broadcast, Broadcast):
@@ -231,10 +235,10 @@ def rounds(
             broadcast = aggregator.receive(reports[0], costs)
         else:
             parties = [
-                ReportsHere(report, begins)
+                Sums.of(report, broadcast.report, begins)
                 for report, begins in zip(reports, edges, strict=True)
             ]
-            broadcast = aggregator.receive(Parties(parties), costs)
+            broadcast = aggregator.receive(joined(parties), costs)
         found.append(bits([aggregator.last, broadcast]))
     return found
 
@@ -249,66 +253,150 @@ def test_sums_of_parties_give_same_bits(method: str, batch: int | None) -> None:
 
 
 @pytest.mark.parametrize("cuts", [range(12), (0, 1, 5, 6, 11)])
-def test_summed_reports_ignore_order(
-    cuts: Sequence[int],
-) -> None:
+def test_report_adder_ignores_order(cuts: Sequence[int]) -> None:
     """For single nodes, and for fleets of several."""
     whole = rounds("svm", "accelerated", 3, None)
-    aggregator, time, random = (
-        new_aggregator("svm", "accelerated"),
-        simulated_time(),
-        np.random.default_rng(1),
-    )
+    aggregator = new_aggregator("svm", "accelerated")
+    time = simulated_time()
+    random = np.random.default_rng(1)
     assert not aggregator.method.needs_reports
-    fleets = [fleet("svm", 3, first, end) for first, end in pairwise(cuts)]
+    fleets = [fleet("svm", "accelerated", 3, first, end) for first, end in pairwise(cuts)]
     broadcast: Broadcast | Outcome = aggregator.start()
     found: list[object] = []
     while isinstance(broadcast, Broadcast):
-        summed = SummedReports(broadcast)
+        adder = ReportAdder(broadcast)
         for number in random.permutation(len(fleets)):
-            summed.add(fleets[number].answer(broadcast))
-        broadcast = aggregator.receive(summed, read_costs(time, broadcast))
+            adder.add(fleets[number].answer(broadcast))
+        broadcast = aggregator.receive(adder.sums(), read_costs(time, broadcast))
         found.append(bits([aggregator.last, broadcast]))
     assert found == whole
 
 
-def report(broadcast: Broadcast, w: Float32, nodes: Int64) -> Report:
+def report(broadcast: Broadcast, w: Float32, nodes: Int64) -> TrainReport:
     losses = 1 + nodes / 6
-    gradients = None if broadcast.round == 1 else w + 1
-    rho = None if broadcast.round == 1 else np.where(nodes % 3 == 0, np.nan, losses)
-    return Report(broadcast.round, nodes, nodes + 1, losses, losses, w, rho, rho, gradients)
+    slopes = np.where(nodes % 3 == 0, np.nan, losses)
+    numbers = {"losses": losses, "best_losses": losses, "rho": slopes, "beta": slopes}
+    vectors = {"w": w, "gradients": w + 1}
+    layout = broadcast.report
+    return TrainReport(
+        round=broadcast.round,
+        nodes=nodes,
+        sizes=nodes + 1,
+        numbers={name: numbers[name] for name in layout.numbers},
+        vectors={name: vectors[name] for name in layout.vectors},
+    )
 
 
 @pytest.mark.parametrize("broken", [(), (2,), (0, 5, 6), tuple(range(7))])
-def test_sums_drop_diverged_nodes(
-    broken: tuple[int, ...],
-) -> None:
+def test_sums_drop_diverged_nodes(broken: tuple[int, ...]) -> None:
     """Sums drop the same nodes as whole reports."""
     nodes = np.arange(7)
     w = np.random.default_rng(0).normal(size=(7, 2)).astype(np.float32)
     w[list(broken)] = np.nan
-    one, other = make(controller=AdaptiveTau()), make(controller=AdaptiveTau())
+    one = make(controller=AdaptiveTau())
+    other = make(controller=AdaptiveTau())
     for _ in range(2):
         broadcast = one.pending or one.start()
         if other.pending is None:
             other.start()
         answer = one.receive(report(broadcast, w, nodes), ONE)
         parts = [
-            ReportsHere(
-                report(broadcast, w[first:end], nodes[first:end]), branches(first, end)[:-1]
+            Sums.of(
+                report(broadcast, w[first:end], nodes[first:end]),
+                broadcast.report,
+                branches(first, end)[:-1],
             )
             for first, end in ((0, 3), (3, 7))
         ]
-        assert bits(other.receive(Parties(parts), ONE)) == bits(answer)
+        assert bits(other.receive(joined(parts), ONE)) == bits(answer)
         assert bits(other.last) == bits(one.last)
         assert one.last is not None
         assert one.last.left_out == broken
 
 
+LAYOUT = ReportLayout(("losses", "best_losses", "beta"), ("w",), ("beta",))
+
+
+def three_nodes() -> TrainReport:
+    """Three nodes with sizes 1, 2 and 5; the last two have no β, or no finite w."""
+    return TrainReport(
+        round=2,
+        nodes=np.arange(3),
+        sizes=np.array([1, 2, 5]),
+        numbers={
+            "losses": np.array([1.0, 2.0, 3.0]),
+            "best_losses": np.array([1.0, 1.0, 5.0]),
+            "beta": np.array([4.0, np.nan, 9.0]),
+        },
+        vectors={"w": np.array([[3, 0], [0, 3], [np.inf, 0]], np.float32)},
+    )
+
+
+class TestByHand:
+    def test_totals_by_name(self) -> None:
+        """Nodes that diverged have losses, but no part in vectors and optional numbers."""
+        sums = Sums.of(three_nodes(), LAYOUT)
+        assert dict(sums.totals) == {
+            "data": 8,
+            "used": 3,
+            "losses": 1 + 4 + 15,
+            "best_losses": 1 + 2 + 25,
+            "beta": 4,
+            "beta_of": 1,
+            "squared_loss_gap": 2 * 1 + 5 * 4,
+        }
+        assert sums.left_out == (2,)
+        assert sums.vectors["w"].tolist() == [[3, 6]]
+        assert sums.mean("w").tolist() == [1, 2]
+        assert sums.weighted_mean("losses") == 20 / 8
+        assert sums.weighted_mean("beta") == sums.mean_beta == 4
+        assert sums.largest_beta == 9  # also of a node that diverged
+        assert sums.loss_gap == -1
+
+    def test_distances_of_usable_nodes(self) -> None:
+        """The first two nodes are 2√2 and √2 from their mean (1, 2)."""
+        sums = Sums.of(three_nodes(), LAYOUT)
+        expected = 1 * np.sqrt(8) + 2 * np.sqrt(2)
+        distances = sums.distance_sums("w", np.array([1, 2], np.float32))
+        assert distances.tolist() == [[pytest.approx(expected)]]
+
+    def test_other_numbers_of_the_same_nodes(self) -> None:
+        """Sums keep their vectors when numbers of their report are capped."""
+        given = three_nodes()
+        sums = Sums.of(given, LAYOUT)
+        capped = {**given.numbers, "losses": np.zeros(3)}
+        after = sums.with_report(replace(given, numbers=capped), LAYOUT)
+        assert after.totals == {**sums.totals, "losses": 0, "squared_loss_gap": 1 + 2 + 125}
+        assert after.mean("w").tolist() == [1, 2]
+        assert after.left_out == (2,)
+
+
+class TestReportAdder:
+    def test_keeps_numbers_without_vectors(self) -> None:
+        aggregator = make()
+        broadcast = aggregator.start()
+        adder = ReportAdder(broadcast)
+        w = np.ones((1, 2), np.float32)
+        kept = adder.add(report(broadcast, w, np.array([0])))
+        assert not kept.vectors
+        assert kept.numbers["losses"].tolist() == [1]
+        assert adder.vectors == 1
+        sums = adder.sums()
+        with pytest.raises(LocalError, match="distances from the mean need every report"):
+            sums.distance_sums("w", w[0])
+
+    def test_refuses_other_reports(self) -> None:
+        broadcast = make().start()
+        wrong = report(broadcast, np.ones((1, 3), np.float32), np.array([0]))
+        with pytest.raises(PeerError, match="w has shape"):
+            ReportAdder(broadcast).add(wrong)
+
+
 def test_sums_of_old_round_are_refused() -> None:
     aggregator = make()
     broadcast = aggregator.start()
-    here = ReportsHere(report(broadcast, np.ones((2, 2), np.float32), np.arange(2)))
-    aggregator.receive(here, ONE)
+    given = report(broadcast, np.ones((2, 2), np.float32), np.arange(2))
+    sums = Sums.of(given, broadcast.report)
+    aggregator.receive(sums, ONE)
     with pytest.raises(PeerError, match="round 1 in round 2"):
-        aggregator.receive(here, ONE)
+        aggregator.receive(sums, ONE)
