@@ -181,7 +181,7 @@ def test_unknown_identity_is_refused(nodes: ThreadPoolExecutor, tmp_path: Path) 
         ),
         (
             {"combine": CoordinateMedian(), "drift_correction": False},
-            "combine median needs the report",
+            "CoordinateMedian needs the report",
         ),
         ({"method": "paper"}, "estimates δ from the report of every node"),
         (

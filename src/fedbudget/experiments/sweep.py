@@ -42,6 +42,7 @@ from fedbudget.experiments.cells import (
 from fedbudget.experiments.pool import check_jobs
 from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
+from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.option import read_toml
 from fedbudget.settings.settings import Settings, read_settings, require_keys
 from fedbudget.settings.types import EngineName
@@ -115,8 +116,10 @@ class Sweep:
             )
         if not isinstance(task, str | None):
             raise UserError(f"{path}: task must be a text, not {task!r}")
+        # Without a value of each varied setting, the others may be incompatible.
+        first = {name: values[0] for name, values in lists.items()}
         try:
-            base = Settings.combined(given, task=task)
+            base = Settings.combined({**first, **given}, task=task)
         except UserError as error:
             raise UserError(f"{path}: {error.spelled(key)}") from None
         if each not in get_args(RowKind):
@@ -319,8 +322,10 @@ def _product(
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
         try:
-            cells.append(replace(base, **chosen))
+            cell = replace(base, **chosen)
+            require_compatible(cell, engine="in-process")
+            cells.append(cell)
         except UserError as error:
-            cell = ", ".join(f"{key(name)} = {value!r}" for name, value in chosen.items())
-            raise UserError(f"{where}: {cell}: {error.spelled(key)}") from None
+            given = ", ".join(f"{key(name)} = {value!r}" for name, value in chosen.items())
+            raise UserError(f"{where}: {given}: {error.spelled(key)}") from None
     return tuple(cells)
