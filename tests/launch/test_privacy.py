@@ -270,11 +270,3 @@ def test_sample_run_of_torch_model() -> None:
     result = train(**{**OF_SAMPLES, "model": "mlp", "rounds": 6})
     assert result.accuracy is not None
     assert result.accuracy > 0.2
-
-
-def test_real_nodes_refuse_seeded_noise() -> None:
-    settings = Settings(
-        budget=("privacy=4",), privacy_unit="sample", privacy_noise="seeded"
-    )
-    with pytest.raises(UserError, match="nodes add secret noise"):
-        with_privacy(settings, simulated=False)

@@ -206,7 +206,7 @@ def test_options_of_update_rules() -> None:
         ),
         (
             ["run", "--dataset", "none.csv", "--engine", "ray", "--attack", "noise"],
-            "--attack needs engine in-process, not ray",
+            "--attack needs engine in-process",
         ),
         (
             ["local", "--dataset", "none.csv", "--workload", "by-data"],
@@ -243,8 +243,7 @@ def test_options_of_update_rules() -> None:
         ),
         (
             ["sweep", "grid.toml"],
-            "grid.toml, [grid]: delta = 'gradient', seed = 0: delta needs data that nodes of "
-            "a private run do not send",
+            "budget = ('privacy=4',), rounds = 1, seed = 0: rounds 1 trains nothing",
         ),
         (
             ["join", "127.0.0.1:1", "--data", "none.csv", "--shard", "1/2"],
@@ -261,8 +260,8 @@ def test_commands_refuse_before_reading_data(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "grid.toml").write_text(
-        "dataset = 'none.csv'\nprivacy-unit = 'sample'\nphi = 1\n[grid]\n"
-        "budget = [['privacy=4']]\ndelta = ['gradient']\nseeds = 1\n"
+        "dataset = 'none.csv'\nprivacy-unit = 'sample'\n[grid]\n"
+        "budget = [['privacy=4']]\nrounds = [2, 1]\nseeds = 1\n"
     )
     with pytest.raises(SystemExit) as exited:
         main(arguments)
@@ -272,7 +271,7 @@ def test_commands_refuse_before_reading_data(
 
 
 def test_python_refuses_before_reading_data() -> None:
-    with pytest.raises(UserError, match=r"^attack needs engine in-process, not network$"):
+    with pytest.raises(UserError, match=r"^attack needs engine in-process$"):
         fedbudget.serve(attack="noise", data="none.csv", model="svm")
     with pytest.raises(UserError, match=r"^secure_aggregation works only over gRPC"):
         fedbudget.train(dataset="none.csv", secure_aggregation=True)

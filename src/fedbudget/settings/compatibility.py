@@ -16,6 +16,7 @@ from typing import Any
 
 from fedbudget.errors import UserError
 from fedbudget.secure.graph import FEWEST
+from fedbudget.settings.option import choices_text
 
 ADAPTIVE = ("accelerated", "frugal")
 """Methods with an automatic step size and drift correction by default."""
@@ -119,16 +120,16 @@ def _estimates(chosen: Any) -> bool:
     return not _private(chosen) and (chosen.tau == "adaptive" or automatic_step(chosen))
 
 
-def _given(option: str, words: str = "given") -> Condition:
-    return Condition(option, words, lambda chosen: getattr(chosen, option) is not None)
+def _given(option: str) -> Condition:
+    return Condition(option, "given", lambda chosen: getattr(chosen, option) is not None)
 
 
 def _missing(option: str) -> Condition:
     return Condition(option, "not given", lambda chosen: getattr(chosen, option) is None)
 
 
-def _on(option: str) -> Condition:
-    return Condition(option, "on", lambda chosen: bool(getattr(chosen, option)))
+def _on(option: str, words: str = "on") -> Condition:
+    return Condition(option, words, lambda chosen: bool(getattr(chosen, option)))
 
 
 def _off(option: str) -> Condition:
@@ -136,13 +137,17 @@ def _off(option: str) -> Condition:
 
 
 def _is(option: str, *values: Any) -> Condition:
-    words = " or ".join(map(str, values))
+    words = choices_text(list(map(str, values)))
     return Condition(option, words, lambda chosen: getattr(chosen, option) in values)
 
 
 def _is_not(option: str, *values: Any) -> Condition:
-    words = "other than " + " or ".join(str(value) for value in values if value is not None)
-    return Condition(option, words, lambda chosen: getattr(chosen, option) not in values)
+    words = choices_text([str(value) for value in values if value is not None])
+    return Condition(
+        option,
+        f"other than {words}",
+        lambda chosen: getattr(chosen, option) not in values,
+    )
 
 
 _BASELINE = _is("method", "centralized", "asynchronous")
@@ -152,6 +157,7 @@ _PER_SAMPLE = _is("privacy_unit", "sample")
 _SECURE = _on("secure_aggregation")
 _REMOTE = _is("engine", "network", "flower")
 _NOT_IN_PROCESS = _is_not("engine", "in-process")
+_FALLING = _on("step_fall", "above 0")
 _COMPRESSED = _is_not("compress", None, "none")
 _OWN_METHOD = _is_not("method", *ADAPTIVE)
 _AUTOMATIC_STEP = Condition(
@@ -187,7 +193,7 @@ def _baselines() -> Iterator[Conflict]:
         _given("update"),
         _given("combine"),
         _given("attack"),
-        _on("step_fall"),
+        _FALLING,
         _given("proximal"),
     )
     for each in missing:
@@ -218,7 +224,7 @@ def _baselines() -> Iterator[Conflict]:
 
 def _of_methods() -> Iterator[Conflict]:
     yield Conflict(
-        (_on("step_fall"), _AUTOMATIC_STEP),
+        (_FALLING, _AUTOMATIC_STEP),
         "`step_fall` needs a `step_size` that is a number; the automatic one decreases by "
         "itself",
     )
@@ -229,7 +235,7 @@ def _of_methods() -> Iterator[Conflict]:
         "server_epsilon": ("average", "accelerate", "fedavgm"),
     }
     for option, rules in unused.items():
-        words = f"{' or '.join(rules)}, also by default"
+        words = f"{choices_text(rules)}, also by default"
         without = Condition("update", words, _is("rule", *rules).holds)
         yield Conflict(
             (_given(option), without),
@@ -244,7 +250,7 @@ def _of_methods() -> Iterator[Conflict]:
     )
     yield Conflict(
         (_is("workload", "by-speed"), _is_not("tau", "adaptive")),
-        "`workload` by-speed needs `tau` adaptive, not {tau}",
+        "`workload` by-speed needs `tau` adaptive",
     )
     for each in _WITHOUT_DRIFT_CORRECTION:
         yield Conflict(
@@ -260,7 +266,7 @@ def _of_methods() -> Iterator[Conflict]:
     )
     yield Conflict(
         (_given("attack"), _NOT_IN_PROCESS),
-        "`attack` needs engine in-process, not {engine}",
+        "`attack` needs engine in-process",
     )
     yield Conflict(
         (_given("speeds"), _is("costs", "measured")),
@@ -272,8 +278,7 @@ def _of_privacy() -> Iterator[Conflict]:
     without = "omit it, or leave privacy out of `budget`"
     yield Conflict(
         (_PRIVATE, _is_not("method", "accelerated")),
-        "a `budget` of privacy has its own method: `method` must be accelerated, not "
-        "{method}",
+        "a `budget` of privacy has its own method: `method` must be accelerated",
     )
     need_reports = (
         _on("drift_correction"),
@@ -290,7 +295,7 @@ def _of_privacy() -> Iterator[Conflict]:
             f"`{each.option}` needs data that nodes of a private run do not send",
             without,
         )
-    for option, default in (("gamma", 10.0), ("tau_max", 100)):
+    for option, default in (("gamma", 10), ("tau_max", 100)):
         yield Conflict(
             (_PRIVATE, _is_not(option, default)),
             f"`{option}` has no effect in a private run, which plans τ itself",
@@ -341,7 +346,7 @@ def _of_privacy() -> Iterator[Conflict]:
 def _of_secure_aggregation() -> Iterator[Conflict]:
     yield Conflict(
         (_SECURE, _is_not("engine", "network")),
-        "`secure_aggregation` works only over gRPC, not with engine {engine}",
+        "`secure_aggregation` works only over gRPC (engine network)",
         "use fedbudget serve and join, or local",
     )
     yield Conflict(
@@ -433,8 +438,9 @@ def _of_commands() -> Iterator[Conflict]:
             (_given(option), _given("partition")),
             f"give `{option}` or `partition`, not both",
         )
-    for option in ("partition", "quick", "jobs", "out"):
-        yield Conflict((_on(option), _off("rivals")), f"`{option}` goes with `rivals`")
+    of_rivals = (_given("partition"), _given("jobs"), _given("out"), _on("quick"))
+    for each in of_rivals:
+        yield Conflict((each, _off("rivals")), f"`{each.option}` goes with `rivals`")
     wrong_number = Condition(
         "pace",
         "with another number of values",
