@@ -1,4 +1,4 @@
-"""Adds pages generated from the code: the command line reference, and source files.
+"""Adds pages generated from the code: two references, and source files.
 
 Pages link to source files and folders by their path in the repository
 (`../src/fedbudget/budget/control.py`), so that links also work in a repository browser.
@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 import command_line
+import compatibility
 
 _ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\]\((?P<path>(?:\.\./)+(?:src|examples|benchmarks|docker)/[^)#\s]+)\)")
@@ -27,7 +28,10 @@ _log = logging.getLogger("mkdocs.hooks")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are generated from the code."""
-    pages = {"reference/command-line.md": command_line.markdown()}
+    pages = {
+        "reference/command-line.md": command_line.markdown(),
+        "reference/compatibility.md": compatibility.markdown(),
+    }
     for file in files.documentation_pages():
         for found in _LINK.finditer(file.content_string):
             path = _in_repository(file.src_uri, found["path"])

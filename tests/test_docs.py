@@ -20,7 +20,8 @@ import typer
 
 from fedbudget.cli.main import app
 from fedbudget.cli.options import settings_from
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, flag
+from fedbudget.settings.compatibility import CONFLICTS
 from support.browser import chromium, open_page
 from support.doc_blocks import Block, blocks_of, filled_in, runnable
 
@@ -88,6 +89,15 @@ def test_slow_blocks_run(
         tmp_path,
         monkeypatch,
     )
+
+
+def test_compatibility_page_lists_every_conflict() -> None:
+    page = docs_module("compatibility").markdown()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    headings = page.count("| value |")
+    assert len(rows) - headings == len(CONFLICTS)
+    for row in CONFLICTS:
+        assert all(f"`{flag(name)}`" in page for name in row.options)
 
 
 def test_reference_lists_every_option() -> None:

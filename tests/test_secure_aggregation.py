@@ -180,8 +180,8 @@ def test_unknown_identity_is_refused(nodes: ThreadPoolExecutor, tmp_path: Path) 
             "combine trimmed needs the report",
         ),
         (
-            {"combine": CoordinateMedian(), "drift_correction": False},
-            "combine median needs the report",
+            {"combine": CoordinateMedian()},
+            "CoordinateMedian needs the report",
         ),
         ({"method": "paper"}, "estimates δ from the report of every node"),
         (

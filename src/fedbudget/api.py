@@ -29,6 +29,7 @@ from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.result import Result
 from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.network import (
     JoinOptions,
     ListenOptions,
@@ -232,6 +233,7 @@ def serve(
         changeable=CHANGEABLE | {"nodes"},
     )
     settings = arguments.settings
+    require_compatible(settings, engine="network", data=data, energy_meter=energy_meter)
 
     def run(prepared: PreparedRun) -> Result:
         if not quiet:
@@ -453,10 +455,7 @@ def _read_arguments(
         return _RunArguments(
             settings_with(None, budget=budget), overrides, _path(out), None
         )
-    if out is not None or task is not None:
-        raise UserError(
-            "`resume` uses the folder and the settings of the run: omit `out` and `task`"
-        )
+    require_compatible(resume=resume, out=out, task=task)
     folder = Path(resume)
     limits = (budget,) if isinstance(budget, str) else budget or ()
     settings, resumed = load_resumed(

@@ -213,7 +213,7 @@ class TestTuning:
             (
                 Settings(method="centralized"),
                 {},
-                "centralized descent has no rivals: use method accelerated, frugal or",
+                "method centralized has no rivals; use method accelerated, frugal or",
             ),
             (SHORT, {"seeds": []}, "at least one seed"),
             (SHORT, {"rivals": [Rival("x", {}, {"tau": ()})]}, "one value of each knob"),

@@ -157,7 +157,7 @@ class TestGrid:
         ),
         (
             "step-size = 'auto'\n[grid]\nmethod = ['paper', 'centralized']",
-            "method = 'centralized': centralized descent needs a step-size that is",
+            "method = 'centralized': method centralized needs a step-size that is",
         ),
         (
             "[grid]\nbudget = ['time=5parsec']",

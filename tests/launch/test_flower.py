@@ -77,10 +77,13 @@ class TestRunConfig:
             ({"step-sise": 1}, r"unknown key 'step-sise'; did you mean step-size\?"),
             (
                 {"method": "centralized", "step-size": "auto"},
-                r"app.config\]: centralized descent needs a step-size",
+                r"app.config\]: method centralized needs a step-size",
             ),
             ({"budget": "time=60s,love=3"}, "love"),
-            ({"method": "centralized"}, "has no nodes; use accelerated, frugal or paper"),
+            (
+                {"method": "centralized"},
+                "method centralized does not work with engine flower",
+            ),
             ({"compress": "7-bit"}, "compress must be none, 16-bit, 8-bit or auto"),
             ({"participation": 1.5}, "participation"),
             ({"out": 7}, "out = 7 must be a text"),

@@ -7,7 +7,6 @@ import pytest
 import fedbudget
 from fedbudget.budget.control import AdaptiveTau, BalancedTau, FixedTau
 from fedbudget.budget.step_size import AutoStep, FallingStep, FixedStep, SearchedStep
-from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import Overrides
 from fedbudget.protocol.method import Method
@@ -129,24 +128,6 @@ def test_update_rule_by_name(settings: Settings, rule: object) -> None:
     method = build_method(settings)
     assert method.update == rule
     assert method.correct_drift == isinstance(rule, (Average, Accelerate, KMeansSplit))
-
-
-def test_options_without_effect() -> None:
-    for wrong in (
-        Settings(method="frugal", server_momentum=0.5),
-        Settings(update="average", server_momentum=0.5),
-    ):
-        with pytest.raises(
-            UserError, match="server_momentum has no effect with update average"
-        ):
-            build_method(wrong)
-    with pytest.raises(UserError, match="server_beta2 has no effect with update fedavgm"):
-        build_method(Settings(update="fedavgm", server_beta2=0.5))
-
-
-def test_step_fall_needs_a_number() -> None:
-    with pytest.raises(UserError, match="step_fall needs a step_size that is a number"):
-        build_method(Settings(step_fall=0.2))
 
 
 def test_rule_name_equals_rule_object() -> None:

@@ -311,7 +311,7 @@ def test_model_file_and_its_imports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "centralized"}, "centralized descent does not run on Ray"),
+        ({"method": "centralized"}, "method centralized does not work with engine ray"),
         ({"batch_size": 10**6}, "larger than the largest shard"),
         ({"nodes": 10**4}, "more than the 1437 samples"),
         ({"actors": 0}, "actors must be at least 1"),

@@ -14,12 +14,6 @@ from fedbudget.settings.settings import Settings
 @pytest.mark.parametrize(
     ("settings", "address", "security", "message"),
     [
-        (
-            Settings(method="asynchronous"),
-            "127.0.0.1:0",
-            {},
-            "asynchronous descent does not work over a network",
-        ),
         (Settings(), "0.0.0.0:0", {}, "insecure"),
         (Settings(), "127.0.0.1:0", {"cert": Path("nowhere.pem")}, "key"),
     ],

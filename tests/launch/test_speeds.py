@@ -135,8 +135,6 @@ def test_energy_budget_gives_equal_work() -> None:
     assert default.w.tobytes() == equal.w.tobytes()
 
 
-def test_wrong_speeds_and_workloads() -> None:
-    with pytest.raises(UserError, match=r"by-speed needs .*tau.* adaptive"):
-        build_method(Settings(workload="by-speed", method="paper"))
+def test_number_of_speeds() -> None:
     with pytest.raises(UserError, match="needs one number for each of the 5 nodes, not 2"):
         run(speeds=(1, 2))

@@ -216,7 +216,7 @@ WRONG = [
     ([*RUN, "--model", "sofmax"], r"unknown model 'sofmax'; did you mean softmax\?"),
     (
         [*RUN, "--method", "centralized", "--step-size", "auto"],
-        "descent needs a --step-size that is a number",
+        "--method centralized needs a --step-size that is a number",
     ),
     ([*RUN, "surprise"], "unexpected extra argument"),
     (["run", "--out"], "requires an argument"),
@@ -291,7 +291,7 @@ WRONG = [
     ),
     (
         ["compare", "--rivals", "--method", "centralized"],
-        "centralized descent has no rivals: use --method accelerated",
+        "--method centralized has no --rivals; use --method accelerated",
     ),
     (
         ["run", "--server-beta2", "0.9"],

@@ -12,7 +12,7 @@ import typer
 from fedbudget.cli.console import decimals, print_table
 from fedbudget.cli.options import JOBS, Given, OutputOptions, command, settings_from
 from fedbudget.cli.sweep import SWEEPS, sweep_progress
-from fedbudget.errors import UserError
+from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.option import Count, option
 from fedbudget.settings.settings import Settings
 
@@ -75,18 +75,14 @@ def compare(
       fedbudget compare --rivals --quick --model softmax --cases 1,2 --jobs 4
     """
     settings = settings_from(given, "compare")
+    own = {name: given[name] for name in ("partition", "quick", "jobs", "out")}
+    require_compatible(settings, engine="in-process", rivals=rivals, cases=cases, **own)
     if rivals:
         tasks = [settings]
         if cases is not None:
-            if given["partition"] is not None:
-                raise UserError("give `cases` or `partition`, not both")
             tasks = [replace(settings, partition=f"case:{case}") for case in cases]
         _compare_rivals(tasks, seeds, taus, quick=quick, jobs=jobs, output=output)
         return
-
-    for name in ("partition", "quick", "jobs", "out"):
-        if given[name]:
-            raise UserError(f"`{name}` goes with `rivals`")
 
     from fedbudget.experiments.compare import compare as compare_cases
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedbudget.cli.options import RESUME, Given, OutputOptions, command, settings_from
 from fedbudget.cli.run import run_settings
 from fedbudget.errors import UserError
+from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.network import (
     JoinOptions,
     ListenOptions,
@@ -75,6 +76,12 @@ def serve(
     """
     require_network()
     settings, checkpoint = run_settings(given, "serve")
+    require_compatible(
+        settings,
+        engine="network",
+        data=given["data"] or given["shard"],
+        energy_meter=node.energy_meter,
+    )
 
     from fedbudget.cli.view import make_run, print_result
     from fedbudget.launch.inputs import dataset_to_test_on
@@ -226,16 +233,14 @@ def node_data(
     """
     if given["data"] is None and given["shard"] is None:
         return None
+    options = {name: given[name] for name in ("data", "shard", "dataset")}
+    require_compatible(**options, test=test)
 
     from fedbudget.launch.inputs import from_dataset, from_file
 
     if given["data"] is None:
-        if test is not None:
-            raise UserError("--test needs --data")
         settings = settings_from({name: given[name] for name in (*_SHARD, *_TABLES)})
         return from_dataset(replace(settings, seed=seed), given["shard"])
-    if given["shard"] is not None or given["dataset"] is not None:
-        raise UserError("give --data, or --dataset with --shard, not both")
     settings = settings_from({name: given[name] for name in _TABLES})
     share = given["test_share"]
     if share is not None:

@@ -24,7 +24,8 @@ import typer
 import typer.core
 
 from fedbudget import tasks
-from fedbudget.errors import UserError, flag
+from fedbudget.errors import flag
+from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.option import (
     REQUIRED,
     Declaration,
@@ -143,8 +144,7 @@ class EngineOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.ray_address is not None and self.engine != "ray":
-            raise UserError("`ray_address` needs `engine` ray")
+        require_compatible(**vars(self))
 
 
 def settings_from(given: Mapping[str, Any], command: str = "run", **more: Any) -> Settings:

@@ -13,7 +13,7 @@ from fedbudget.cli.options import (
     command,
     settings_from,
 )
-from fedbudget.errors import UserError
+from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.option import option
 from fedbudget.settings.settings import Settings
 
@@ -83,11 +83,9 @@ def run_settings(
 
     from fedbudget.launch.resume import CHANGEABLE, load_resumed
 
-    if any(given[name] is not None for name in ("out", "config", "task")):
-        raise UserError(
-            "`resume` uses the folder and the settings of the run: omit `out`, `config` "
-            "and `task`"
-        )
+    require_compatible(
+        **{name: given[name] for name in ("resume", "out", "config", "task")}
+    )
     return load_resumed(
         given["resume"],
         lambda config: settings_from(

@@ -35,8 +35,8 @@ from fedbudget.experiments.compare import PLAIN_UPDATE, require_losses
 from fedbudget.experiments.pool import check_jobs
 from fedbudget.launch.inputs import with_absolute_paths
 from fedbudget.runs.text import task_title
-from fedbudget.settings.option import choices_text
-from fedbudget.settings.settings import FEDERATED, Settings
+from fedbudget.settings.compatibility import require_compatible
+from fedbudget.settings.settings import Settings
 
 FALL = 0.35
 """Fraction of the budget over which a step size decays, equal to the automatic one."""
@@ -250,11 +250,7 @@ def compare_rivals(
       The mean results over seeds.
     """
     rivals = published_rivals() if rivals is None else rivals
-    if settings.method not in FEDERATED:
-        raise UserError(
-            f"{settings.method} descent has no rivals: use `method` "
-            f"{choices_text(FEDERATED)}"
-        )
+    require_compatible(settings, engine="in-process", rivals=True)
     if not (seeds and all(values for rival in rivals for values in rival.grid.values())):
         raise UserError("rivals need at least one seed, and one value of each knob")
     require_losses(settings)

@@ -21,8 +21,9 @@ alone, never from the outcome of runs. Rows have the order of the grid. So the s
 writes the same bytes, in whatever order the runs were made.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -42,6 +43,7 @@ from fedbudget.experiments.cells import (
 from fedbudget.experiments.pool import check_jobs
 from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
+from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.option import read_toml
 from fedbudget.settings.settings import Settings, read_settings, require_keys
 from fedbudget.settings.types import EngineName
@@ -115,13 +117,15 @@ class Sweep:
             )
         if not isinstance(task, str | None):
             raise UserError(f"{path}: task must be a text, not {task!r}")
-        try:
-            base = Settings.combined(given, task=task)
-        except UserError as error:
-            raise UserError(f"{path}: {error.spelled(key)}") from None
         if each not in get_args(RowKind):
             raise UserError(f"{path}: each must be run or round, not {each!r}")
-        return cls(base, tuple(lists), _product(where, base, lists), each)
+
+        # The settings outside of the grid may be compatible only with those in it.
+        def cell(**chosen: Any) -> Settings:
+            return Settings.combined({**given, **chosen}, task=task)
+
+        cells = _product(where, lists, cell)
+        return cls(cells[0], tuple(lists), cells, each)
 
     @classmethod
     def of(
@@ -139,7 +143,8 @@ class Sweep:
         lists = _lists("grid", {key(name): values for name, values in grid.items()})
         if not lists:
             raise UserError("grid: a sweep needs at least one setting that varies")
-        return cls(base, tuple(lists), _product("grid", base, lists), each)
+        cells = _product("grid", lists, partial(replace, base))
+        return cls(base, tuple(lists), cells, each)
 
 
 def run(
@@ -312,15 +317,17 @@ def _written_out(where: str, written: str, values: Any) -> tuple[str, Sequence[A
 
 
 def _product(
-    where: str, base: Settings, lists: Mapping[str, list[Any]]
+    where: str, lists: Mapping[str, list[Any]], make: Callable[..., Settings]
 ) -> tuple[Settings, ...]:
     """Return the settings of all combinations."""
     cells: list[Settings] = []
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
         try:
-            cells.append(replace(base, **chosen))
+            cell = make(**chosen)
+            require_compatible(cell, engine="in-process")
+            cells.append(cell)
         except UserError as error:
-            cell = ", ".join(f"{key(name)} = {value!r}" for name, value in chosen.items())
-            raise UserError(f"{where}: {cell}: {error.spelled(key)}") from None
+            given = ", ".join(f"{key(name)} = {value!r}" for name, value in chosen.items())
+            raise UserError(f"{where}: {given}: {error.spelled(key)}") from None
     return tuple(cells)

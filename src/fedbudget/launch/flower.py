@@ -27,9 +27,9 @@ from fedbudget.launch.inputs import (
     own_name,
     with_resolved_model,
 )
-from fedbudget.launch.method import build_meters, build_method, require_known_workload
+from fedbudget.launch.method import build_meters, build_method
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.privacy import require_no_masks, with_privacy
+from fedbudget.launch.privacy import with_privacy
 from fedbudget.launch.task import (
     NODES,
     agree_on_task,
@@ -40,8 +40,8 @@ from fedbudget.launch.task import (
 from fedbudget.models.base import Model
 from fedbudget.models.description import describe
 from fedbudget.models.own import as_model, load_model
-from fedbudget.settings.option import choices_text
-from fedbudget.settings.settings import FEDERATED, Settings, defaults_of, read_settings
+from fedbudget.settings.compatibility import require_compatible
+from fedbudget.settings.settings import Settings, defaults_of, read_settings
 
 if TYPE_CHECKING:
     from fedbudget.models.own import OwnModel
@@ -84,13 +84,9 @@ def read_run(config: Config, model: "OwnModel | None" = None) -> FlowerRun:
     values = read_settings(given, _SECTION, also=("out", "test"))
     try:
         settings = Settings(**{**defaults_of("flower"), **values})
+        require_compatible(settings, engine="flower")
     except UserError as error:
         raise UserError(f"{_SECTION}: {error.spelled(key)}") from None
-    if settings.method not in FEDERATED:
-        raise UserError(
-            f"{_SECTION}: method = {settings.method!r} has no nodes; use "
-            f"{choices_text(FEDERATED)}"
-        )
     folder = None if out is None else Path(out).expanduser()
     if model is None:
         return FlowerRun(settings, folder, test)
@@ -195,8 +191,6 @@ def on_flower(nodes: GridNodes, run: FlowerRun) -> PreparedRun:
     """Wait for nodes and prepare a run with them."""
     settings = run.settings
     test = None if run.test is None else dataset_to_test_on(run.test, settings)
-    require_known_workload(settings)
-    require_no_masks(settings)
     method = build_method(settings)
     own = own_model(settings, run.overrides)
     trained = settings.model if own is None else describe(own)

@@ -21,15 +21,14 @@ from fedbudget.data.tables import RawTable, TableOptions, require_usable
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError, as_user_error
 from fedbudget.launch.prepared import NOTHING, Overrides
-from fedbudget.launch.privacy import require_no_masks
 from fedbudget.models import catalogue
 from fedbudget.models.base import KernelModel, Model
 from fedbudget.models.own import load_model
 from fedbudget.randomness import Stream, generator
+from fedbudget.settings.compatibility import DEFAULT_NODES
 from fedbudget.settings.settings import Settings
 
 DEFAULT_BATCH = 100
-DEFAULT_NODES = 5
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,6 @@ class TrainingInputs:
     @classmethod
     def of(cls, settings: Settings, overrides: Overrides) -> "TrainingInputs":
         """Load the inputs that overrides do not replace."""
-        require_no_masks(settings)
         dataset = overrides.dataset
         if dataset is None:
             dataset = load_dataset(settings)

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -34,6 +33,7 @@ from fedbudget.models.base import Model
 from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.models.own import as_model, load_model
 from fedbudget.resources.energy import energy_reader
+from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.network import JoinOptions, NodeOptions, SecurityOptions
 from fedbudget.settings.option import choices_text
 from fedbudget.settings.types import PrivacyUnit
@@ -185,11 +185,13 @@ def join(
 
 def privacy_account(options: JoinOptions, name: str) -> PrivacyAccount | None:
     """Return the account of spent privacy, if the node has a limit."""
+    require_compatible(
+        privacy_limit=options.privacy_limit,
+        privacy_account=options.privacy_account,
+        privacy_delta=options.privacy_delta,
+        privacy_unit=options.privacy_unit,
+    )
     if options.privacy_limit is None:
-        defaults = {each.name: each.default for each in fields(JoinOptions)}
-        for option in ("privacy_account", "privacy_delta", "privacy_unit"):
-            if getattr(options, option) != defaults[option]:
-                raise UserError(f"`{option}` needs a `privacy_limit`, such as 4")
         return None
     if options.privacy_unit not in get_args(PrivacyUnit):
         raise UserError(

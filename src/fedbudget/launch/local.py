@@ -15,9 +15,10 @@ from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE
 from fedbudget.engines.remote.task import MOST_UPDATES
 from fedbudget.errors import UserError
-from fedbudget.launch.inputs import DEFAULT_NODES, load_dataset, with_nodes
+from fedbudget.launch.inputs import load_dataset, with_nodes
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.serve import Interrupted, serving
+from fedbudget.settings.compatibility import DEFAULT_NODES, require_compatible
 from fedbudget.settings.network import ListenOptions
 from fedbudget.settings.option import declarations
 from fedbudget.settings.settings import Settings
@@ -48,8 +49,7 @@ def on_this_machine(
             "file such as net.py:Net"
         )
     nodes = settings.nodes or DEFAULT_NODES
-    if paces is not None and len(paces) != nodes:
-        raise UserError(f"`pace` has {len(paces)} values for {nodes} nodes")
+    require_compatible(settings, engine="network", pace=paces)
     dataset = load_dataset(settings).sample(
         settings.train_samples, settings.test_samples, settings.seed
     )

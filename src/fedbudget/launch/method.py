@@ -1,8 +1,6 @@
 """Method, aggregator and meters of a run, from settings and overrides."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import Any
 
 from fedbudget.arrays import Float32
 from fedbudget.budget.control import AdaptiveTau, BalancedTau, Controller, FixedTau
@@ -35,6 +33,12 @@ from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Metering, RoundUsage
 from fedbudget.resources.speeds import Speeds
 from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.settings.compatibility import (
+    ADAPTIVE,
+    automatic_step,
+    corrects_drift,
+    update_rule,
+)
 from fedbudget.settings.settings import Settings
 
 
@@ -49,23 +53,18 @@ def build_method(
     if is_private(settings):
         return _private_method(settings, overrides, settings.nodes or len(sizes or ()) or 1)
     accelerated = settings.method == "accelerated"
-    frugal = settings.method in ("frugal", "accelerated")
+    frugal = settings.method in ADAPTIVE
     correct_drift = settings.drift_correction
     if correct_drift is None:
-        # `proximal` already limits drift.
-        correct_drift = (
-            frugal
-            and settings.update in (None, "average")
-            and settings.combine in (None, "mean", "clipped")
-            and settings.proximal is None
-            and overrides.update is None
-            and overrides.combine is None
-        )
+        own_rule = overrides.update is not None or overrides.combine is not None
+        correct_drift = corrects_drift(settings) and not own_rule
     delta: Delta = settings.delta or ("parameters" if frugal else "gradient")
     by_data = None
     if settings.workload == "by-data" and sizes is not None:
         by_data = tuple(sizes)
-    by_speed = _shares_work(settings, frugal and correct_drift)
+    by_speed = settings.workload == "by-speed"
+    if settings.workload is None:
+        by_speed = frugal and correct_drift and settings.tau == "adaptive"
     paper = settings.method == "paper"
     return Method(
         overrides.controller or _controller(settings, correct_drift, delta),
@@ -89,30 +88,11 @@ def _private_method(settings: Settings, overrides: Overrides, nodes: int) -> Met
     return Method(
         _controller(settings),
         _step_size(settings),
-        overrides.update or _update(replace(settings, update=settings.update or "average")),
+        overrides.update or _update(settings),
         proximal=settings.proximal,
         spending=PrivateSpending(settings.tau_max),
         private=rule,
     )
-
-
-def _shares_work(settings: Settings, possible: bool) -> bool:
-    """Return whether faster nodes make more local updates."""
-    possible = possible and settings.tau == "adaptive"
-    if settings.workload == "by-speed" and not possible:
-        raise UserError(
-            "`workload` by-speed needs `tau` adaptive and drift correction, as in methods "
-            "frugal and accelerated"
-        )
-    return possible and settings.workload in (None, "by-speed")
-
-
-def require_known_workload(settings: Settings) -> None:
-    """Refuse a workload that needs the samples of all nodes before the run."""
-    if settings.workload == "by-data":
-        raise UserError(
-            "`workload` by-data works only with simulated nodes: use fedbudget run"
-        )
 
 
 def _controller(
@@ -131,36 +111,25 @@ def _controller(
 
 
 def _step_size(settings: Settings) -> StepSize:
-    eta = settings.step_size
-    if eta is None:
-        eta = "auto" if settings.method in ("frugal", "accelerated") else 0.01
-    if eta == "auto":
-        if settings.step_fall:
-            raise UserError(
-                "`step_fall` needs a `step_size` that is a number; the automatic one "
-                "decreases by itself"
-            )
+    if automatic_step(settings):
         return SearchedStep() if settings.method == "accelerated" else AutoStep()
+    eta = 0.01 if settings.step_size is None else float(settings.step_size)
     return FallingStep(eta, settings.step_fall) if settings.step_fall else FixedStep(eta)
 
 
 def _update(settings: Settings) -> UpdateRule:
-    name: str = settings.update or "average"
-    chosen = settings.method != "accelerated" or settings.update is not None
-    # K-means has no momentum: a centre may have other samples in the next round.
-    if not chosen and settings.model != "kmeans":
-        name = "accelerate"
-    rule: type[Any] = UPDATE_RULES[name]
-    given: dict[str, Any] = {}
-    if not chosen and settings.model == "kmeans":
-        rule = KMeansSplit
-        given = {"clusters": settings.clusters}
-    for option in ("step_size", "momentum", "beta2", "epsilon"):
-        if (value := getattr(settings, f"server_{option}")) is not None:
-            if option not in {field.name for field in fields(rule)}:
-                raise UserError(f"`server_{option}` has no effect with `update` {name}")
-            given[option] = value
-    made: UpdateRule = rule(**given)
+    private = is_private(settings)
+    by_method = settings.method == "accelerated" and settings.update is None and not private
+    if by_method and settings.model == "kmeans":
+        return KMeansSplit(settings.clusters)
+    rule = UPDATE_RULES[update_rule(settings, private=private)]
+    options = {
+        option: getattr(settings, f"server_{option}")
+        for option in ("step_size", "momentum", "beta2", "epsilon")
+    }
+    made: UpdateRule = rule(
+        **{option: value for option, value in options.items() if value is not None}
+    )
     return made
 
 

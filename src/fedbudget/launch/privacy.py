@@ -1,4 +1,4 @@
-"""Privacy of a run, from settings: δ, noise, secure aggregation, and what they exclude.
+"""Privacy of a run, from settings: δ, noise and secure aggregation.
 
 Noise that protects real nodes is secret unless you request otherwise. Noise of simulated
 nodes follows from the seed, so that runs can be repeated.
@@ -6,7 +6,7 @@ nodes follows from the seed, so that runs can be repeated.
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,13 @@ from fedbudget.errors import UserError
 from fedbudget.launch.prepared import Overrides
 from fedbudget.models.base import Model
 from fedbudget.models.per_sample import require_per_sample
-from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.method import Method, PrivateRule
-from fedbudget.protocol.features.feature import NodeNoise
+from fedbudget.protocol.features.feature import Feature, NodeNoise
 from fedbudget.protocol.features.node_privacy import NodePrivacy
 from fedbudget.protocol.features.sample_privacy import SamplePrivacy
 from fedbudget.resources.privacy import default_delta
-from fedbudget.secure.graph import FEWEST, needed, sharers
+from fedbudget.secure.graph import needed, sharers
+from fedbudget.settings.compatibility import automatic_step
 from fedbudget.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,17 +40,6 @@ if TYPE_CHECKING:
 
 THRESHOLD = 2 / 3
 """Default fraction of a group that must stay for its masked sum to be opened."""
-
-_NEED_REPORTS = (
-    "drift_correction",
-    "combine",
-    "compress",
-    "workload",
-    "patience",
-    "delta",
-    "phi",
-)
-"""Settings that use data which nodes of a private run do not send."""
 
 
 def is_private(settings: Settings) -> bool:
@@ -63,11 +52,6 @@ def run_budget(settings: Settings) -> Budget:
     if budget.by_noise is not None:
         delta = settings.privacy_delta or default_delta(settings.nodes or 1)
         return replace(budget, delta=delta)
-    if settings.privacy_delta or settings.privacy_noise or settings.privacy_unit:
-        raise UserError(
-            "`privacy_delta`, `privacy_noise` and `privacy_unit` need a budget of privacy, "
-            "such as privacy=4"
-        )
     return budget
 
 
@@ -84,11 +68,6 @@ def with_privacy(
     if not is_private(settings):
         return settings
     per_sample = settings.privacy_unit == "sample"
-    if per_sample and settings.privacy_noise == "seeded" and not simulated:
-        raise UserError(
-            "with `privacy_unit` sample, nodes add secret noise of their own: "
-            "`privacy_noise` seeded is not possible"
-        )
     units = math.ceil(math.sqrt(samples)) if per_sample else settings.nodes or 1
     delta = settings.privacy_delta or default_delta(units)
     noise = settings.privacy_noise or ("seeded" if simulated else "secret")
@@ -96,57 +75,27 @@ def with_privacy(
 
 
 def private_rule(settings: Settings, overrides: Overrides, nodes: int) -> PrivateRule:
-    """Return the rule of private rounds; refuse settings that leak more or have no effect.
+    """Return the rule of private rounds; refuse objects that it replaces.
 
     Args:
       nodes: number of nodes.
     """
-    per_sample = settings.privacy_unit == "sample"
-    _require_private_settings(settings, overrides)
-    seeded = settings.privacy_noise == "seeded"
-    return PrivateRule(
-        nodes,
-        SeededNoise(settings.seed) if seeded else SecretNoise(),
-        SamplePrivacy() if per_sample else NodePrivacy(settings.step_size in (None, "auto")),
-        None if settings.tau == "adaptive" else FixedTau(settings.tau).tau,
-    )
-
-
-def _require_private_settings(settings: Settings, overrides: Overrides) -> None:
-    if settings.method != "accelerated":
-        raise UserError(
-            "a budget of privacy has its own method: `method` must be accelerated, "
-            f"not {settings.method}"
-        )
-    for name in _NEED_REPORTS:
-        value = getattr(settings, name)
-        if value not in (None, False, "none", "mean", "equal"):
-            option = f"`{name}`" if value is True else f"`{name}` {value}"
-            raise UserError(f"{option} needs data that nodes of a private run do not send")
-    defaults = {each.name: each.default for each in fields(settings)}
-    for name in ("gamma", "tau_max"):
-        if getattr(settings, name) != defaults[name]:
-            raise UserError(
-                f"`{name}` has no effect in a private run, which plans τ itself: "
-                "fix `tau`, or omit it"
-            )
-    if settings.rounds == 1:
-        raise UserError(
-            "`rounds` 1 trains nothing: in the first private round, nodes only report the "
-            "norms of their updates"
-        )
     chosen = (overrides.controller, overrides.combine, overrides.step_size)
     if any(each is not None for each in chosen):
         raise UserError(
             "a private run chooses τ, noise and step size together: omit `controller`, "
             "`combine` and `step_size` objects"
         )
-    if any(target.metric == "loss" for target in settings.targets()):
-        raise UserError(
-            "`until` loss does not work in a private run, in which nodes report no loss"
-        )
-    if settings.privacy_unit == "sample" and settings.proximal is not None:
-        raise UserError("`proximal` does not work with `privacy_unit` sample")
+    seeded = settings.privacy_noise == "seeded"
+    feature: Feature = NodePrivacy(own_steps=automatic_step(settings))
+    if settings.privacy_unit == "sample":
+        feature = SamplePrivacy()
+    return PrivateRule(
+        nodes,
+        SeededNoise(settings.seed) if seeded else SecretNoise(),
+        feature,
+        None if settings.tau == "adaptive" else FixedTau(settings.tau).tau,
+    )
 
 
 def node_noise(settings: Settings) -> NodeNoise | None:
@@ -177,48 +126,18 @@ def require_own_samples(
         )
 
 
-def masking_terms(
-    settings: Settings, client_ca: Path | None, *, own_data: bool
-) -> "MaskingTerms | None":
-    """Return the terms of secure aggregation, or None; refuse settings it excludes.
+def masking_terms(settings: Settings, client_ca: Path | None) -> "MaskingTerms | None":
+    """Return the terms of secure aggregation, if the settings request it.
 
     Args:
       client_ca: certificate authority that signs the certificates of nodes.
-      own_data: whether the aggregator itself holds samples.
     """
     if not settings.secure_aggregation:
-        if settings.secure_threshold is not None:
-            raise UserError("`secure_threshold` needs `secure_aggregation`")
         return None
     if find_spec("cryptography") is None:
         raise UserError(
             "`secure_aggregation` needs cryptography; install it with: "
             "pip install 'fedbudget[network]'"
-        )
-    if own_data:
-        raise UserError(
-            "an aggregator that holds data cannot use `secure_aggregation`: start a "
-            "separate node for its data"
-        )
-    if settings.compress not in (None, "none"):
-        raise UserError(
-            f"`compress` {settings.compress} does not work with `secure_aggregation`: "
-            "masks use all bits"
-        )
-    if is_private(settings) and settings.privacy_noise == "seeded":
-        raise UserError(
-            "`privacy_noise` seeded does not work with `secure_aggregation`, in which "
-            "nodes draw secret noise"
-        )
-    if settings.privacy_unit == "sample":
-        raise UserError(
-            "`privacy_unit` sample does not work with `secure_aggregation`: nodes already "
-            "add noise to everything they send"
-        )
-    if settings.nodes is not None and settings.nodes < FEWEST:
-        raise UserError(
-            f"`secure_aggregation` needs at least {FEWEST} nodes: a sum over fewer reveals "
-            "too much about each"
         )
     from fedbudget.engines.grpc.masked_rounds import MaskingTerms
     from fedbudget.secure.identity import trust_of
@@ -226,26 +145,15 @@ def masking_terms(
     return MaskingTerms(settings.secure_threshold or THRESHOLD, trust_of(client_ca, None))
 
 
-def require_no_masks(settings: Settings) -> None:
-    """Refuse secure aggregation on engines other than gRPC, which would ignore it."""
-    if settings.secure_aggregation:
-        raise UserError(
-            "`secure_aggregation` works only over gRPC: use fedbudget serve and join, "
-            "or local"
-        )
-
-
 def with_sums_only(method: Method, threshold: float | None) -> Method:
-    """Return the method with sums only; refuse one that needs the report of each node.
+    """Return the method with sums only; refuse objects that need the report of each node.
 
     Args:
       threshold: fraction of nodes that must stay; `THRESHOLD` if None.
     """
     if method.combine.needs_reports:
-        own = type(method.combine)
-        names = [f"`combine` {name}" for name, rule in COMBINE_RULES.items() if rule is own]
         raise UserError(
-            f"{(names or [own.__name__])[0]} needs the report of every node, which "
+            f"{type(method.combine).__name__} needs the report of every node, which "
             "`secure_aggregation` hides: `combine` must be mean"
         )
     method = replace(method, sums_only=True)
@@ -254,8 +162,7 @@ def with_sums_only(method: Method, threshold: float | None) -> Method:
         method = replace(method, private=replace(rule, excess=max(1.0, excess)))
     if method.needs_reports:
         raise UserError(
-            "this method estimates δ from the report of every node, which "
-            "`secure_aggregation` hides; use `method` accelerated, frugal with drift "
-            "correction, or a fixed `tau`"
+            "these objects need δ, which is estimated from the report of every node, and "
+            "`secure_aggregation` hides it: omit `controller`, `update` and `step_size`"
         )
     return method

@@ -37,7 +37,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, as_user_error, flag
 from fedbudget.launch.inputs import own_model, with_resolved_model
 from fedbudget.launch.logs import log_handler
-from fedbudget.launch.method import build_meters, build_method, require_known_workload
+from fedbudget.launch.method import build_meters, build_method
 from fedbudget.launch.monitoring import Metrics
 from fedbudget.launch.monitoring import serving as serving_metrics
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
@@ -63,8 +63,7 @@ from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
 from fedbudget.secure.graph import FEWEST
 from fedbudget.settings.network import ListenOptions, LogOptions, SecurityOptions
-from fedbudget.settings.option import choices_text
-from fedbudget.settings.settings import FEDERATED, Settings
+from fedbudget.settings.settings import Settings
 
 NO_SECURITY = SecurityOptions()
 
@@ -149,17 +148,7 @@ def serving(
     """
     if resumed is not None:
         require_engine(resumed, "network")
-    if settings.method not in FEDERATED:
-        raise UserError(
-            f"{settings.method} descent does not work over a network; use `method` "
-            f"{choices_text(FEDERATED)}"
-        )
-    if energy_meter is not None and own is None:
-        raise UserError(
-            "`energy_meter` needs data on this machine; set it at fedbudget join, or add "
-            "`data`"
-        )
-    masking = masking_terms(settings, security.client_ca, own_data=own is not None)
+    masking = masking_terms(settings, security.client_ca)
     credentials = aggregator_credentials(security.cert, security.key, security.client_ca)
     require_privacy(
         listen.address, encrypted=credentials is not None, insecure=security.insecure
@@ -238,7 +227,6 @@ def _gather(
     resumed: Checkpoint | None,
 ) -> PreparedRun:
     """Wait for nodes, agree on a task or restore it, and return the run."""
-    require_known_workload(settings)
     nodes = max(settings.min_nodes or 1, settings.nodes or 1)
     if is_private(settings):
         settings = with_privacy(replace(settings, nodes=nodes), simulated=False)

@@ -61,8 +61,9 @@ from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Resource, RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.option import choices_text
-from fedbudget.settings.settings import FEDERATED, Settings
+from fedbudget.settings.settings import Settings
 from fedbudget.settings.types import EngineName
 
 MOST_MEMORY = 100e6
@@ -86,6 +87,7 @@ def simulate(
     Args:
       resumed: checkpoint to resume from.
     """
+    require_compatible(settings, engine="in-process")
     inputs = TrainingInputs.of(settings, overrides)
     settings, rows = distribute(inputs.settings, inputs.dataset)
     shards = Shards.of(inputs.train, rows)
@@ -327,11 +329,6 @@ def on_ray(
         number of a resumed run.
       resumed: checkpoint to resume from.
     """
-    if settings.method not in FEDERATED:
-        raise UserError(
-            f"{settings.method} descent does not run on Ray; use `method` "
-            f"{choices_text(FEDERATED)}"
-        )
     if actors is not None and actors < 1:
         raise UserError(f"actors must be at least 1, not {actors}")
     try:
@@ -480,12 +477,9 @@ def launch(
       actors: number of Ray processes that share the nodes; one per core by default.
       resumed: checkpoint to resume from.
     """
-    if engine != "ray" and (ray_address is not None or actors is not None):
-        raise UserError("`ray_address` and `actors` need `engine` ray")
-    if engine != "in-process" and settings.attack is not None:
-        raise UserError("`attack` needs `engine` in-process: omit `engine`")
-    if engine == "network" and settings.workload == "by-data":
-        raise UserError("`workload` by-data works only with simulated nodes: omit `engine`")
+    require_compatible(
+        settings, engine=engine, ray_address=ray_address, actors=actors, resume=resumed
+    )
     if engine == "ray":
         with on_ray(
             settings, overrides, address=ray_address, actors=actors, resumed=resumed
@@ -494,11 +488,6 @@ def launch(
     elif engine == "network":
         from fedbudget.launch.local import on_this_machine  # gRPC is an extra
 
-        if resumed is not None:
-            raise UserError(
-                "a run of node processes cannot be resumed; use fedbudget serve and "
-                "fedbudget join for that"
-            )
         with on_this_machine(settings, overrides) as prepared:
             yield prepared
     elif engine == "in-process":

@@ -77,18 +77,6 @@ def spread_of(text: str) -> float:
     return float(match[1])
 
 
-def require_possible(setting: Sequence[float] | str, method: str, costs: str) -> None:
-    """Raise `UserError` if the speeds are invalid or do not apply to the run."""
-    if isinstance(setting, str):
-        spread_of(setting)
-    if method == "centralized":
-        raise UserError("centralized descent has no nodes and cannot use `speeds`")
-    if costs != "simulated":
-        raise UserError(
-            "`speeds` need simulated `costs`; with measured costs, the real speeds count"
-        )
-
-
 def require_speeds(speeds: Sequence[float], nodes: int) -> None:
     """Raise `UserError` unless every node has a positive speed."""
     if len(speeds) != nodes:

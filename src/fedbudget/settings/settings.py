@@ -16,7 +16,6 @@ import tomli_w
 
 from fedbudget import tasks
 from fedbudget.errors import UserError, key, unknown
-from fedbudget.settings.compatibility import FEDERATED as FEDERATED
 from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.option import (
     Count,
@@ -432,8 +431,16 @@ class Settings:
         for name, declared in declarations(Settings).items():
             if (value := getattr(self, name)) is not declared.default:
                 object.__setattr__(self, name, declared.converted(value))
-        self.limits()
-        self.targets()
+        if self.classes and len(set(self.classes)) < len(self.classes):
+            raise UserError(f"`classes` contains a duplicate: {', '.join(self.classes)}")
+        if self.partition is not None:
+            from fedbudget.data.partition import Partition
+
+            Partition.parse(self.partition)
+        if isinstance(self.speeds, str):
+            from fedbudget.resources.speeds import spread_of
+
+            spread_of(self.speeds)
         require_compatible(self)
 
     def limits(self) -> "Budget":
@@ -470,14 +477,10 @@ class Settings:
           given: values by the names of fields.
           case: short for the partition `case:N`.
         """
-        if task is not None and config is not None:
-            raise UserError(
-                "give `task` or `config`, not both; fedbudget tasks NAME prints a task as "
-                "a file"
-            )
+        require_compatible(
+            task=task, config=config, case=case, partition=given.get("partition")
+        )
         if case is not None:
-            if "partition" in given:
-                raise UserError("give `case` or `partition`, not both")
             given = {**given, "partition": f"case:{case}"}
         file = config if task is None else tasks.path(task)
         from_file = {} if file is None else cls.from_toml(file)
