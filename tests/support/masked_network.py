@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.engines.grpc.masked_rounds import MaskingTerms
+from fedbudget.engines.grpc.masked_sums import MaskingTerms
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.secure.messages import Group, Relay, Survivors

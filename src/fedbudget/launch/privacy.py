@@ -34,7 +34,7 @@ from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from fedbudget.engines.grpc.masked_rounds import MaskingTerms
+    from fedbudget.engines.grpc.masked_sums import MaskingTerms
 
 THRESHOLD = 2 / 3
 """Default fraction of a group that must stay for its masked sum to be opened."""
@@ -218,7 +218,7 @@ def masking_terms(
             f"`secure_aggregation` needs at least {FEWEST} nodes: a sum over fewer reveals "
             "too much about each"
         )
-    from fedbudget.engines.grpc.masked_rounds import MaskingTerms
+    from fedbudget.engines.grpc.masked_sums import MaskingTerms
     from fedbudget.secure.identity import trust_of
 
     return MaskingTerms(settings.secure_threshold or THRESHOLD, trust_of(client_ca, None))

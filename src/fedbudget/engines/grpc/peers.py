@@ -29,6 +29,7 @@ from fedbudget.engines.grpc.messages import NodeReader
 from fedbudget.engines.grpc.stream import ADMITTED
 from fedbudget.engines.remote.members import OWN, Counters
 from fedbudget.engines.remote.messages import Hello
+from fedbudget.resources import most_within
 from fedbudget.resources.resource import NodeCosts
 
 LOG = logging.getLogger("fedbudget.network")
@@ -77,6 +78,10 @@ class Peer:
     def idle(self) -> bool:
         """Whether it is ready and no report is due."""
         return self.trial is not None and not self.asked
+
+    def possible_costs(self, costs: NodeCosts, now: float, updates: int) -> NodeCosts:
+        """Cap reported costs by the time since the request."""
+        return costs.within(most_within(now - self.asked_at), updates)
 
     @property
     def state(self) -> str:

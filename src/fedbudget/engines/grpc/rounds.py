@@ -1,8 +1,9 @@
 """The rounds of a run: which nodes are asked, and when a round is over.
 
 engines/remote/round.py keeps the books of a round. This file sends the messages and sets
-the timers. `OwnNode` is the node inside the aggregator's process, for an aggregator with
-data.
+the timers. A `ReportCollector` decides how reports are requested, received and summed:
+`PlainReports` here, or `MaskedSums` in masked_sums.py. `OwnNode` is the node inside the
+aggregator's process, for an aggregator with data.
 
 Threads: everything runs in the event loop's thread, with two exceptions. `Rounds.finish` is
 called by the aggregator's thread. `OwnNode` trains in a thread of its own, and its results
@@ -11,24 +12,28 @@ return to the event loop.
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Protocol
 
 from fedbudget.engines.grpc.event_loop import LoopThread
-from fedbudget.engines.grpc.messages import pack_broadcast
+from fedbudget.engines.grpc.messages import FromNode, NodeReader, pack_broadcast
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
 from fedbudget.engines.remote.members import OWN, Members
-from fedbudget.engines.remote.messages import Answer, MaskedReport, RoundRequest, Welcome
+from fedbudget.engines.remote.messages import (
+    Answer,
+    MemberAnswer,
+    RoundRequest,
+    Welcome,
+    report_vectors,
+)
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol import compression
 from fedbudget.protocol.compression import BroadcastCompressor
-from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError
-from fedbudget.resources import most_within
+from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.resources.resource import NodeCosts
-from fedbudget.secure import messages as masking
 
 _NOT_FINITE = 3  # consecutive invalid reports after which a node is dropped
 _NEVER = 1e6  # seconds; no timer is set for a longer wait
@@ -37,20 +42,122 @@ _Packed = dict[tuple[int, ...], list[bytes]]
 """Packed broadcasts for nodes of the previous round, by the number of updates they make."""
 
 
+class ReportCollector(Protocol):
+    """How the reports of a round are requested, received and summed."""
+
+    @property
+    def fewest(self) -> int:
+        """Number of nodes that any round needs."""
+
+    def reader(self) -> NodeReader:
+        """Create the reader of a new peer's messages."""
+
+    def before_welcome(self) -> list[bytes]:
+        """Messages to a peer that precede its welcome."""
+
+    def require_ready(self, peer: Peer) -> None:
+        """Raise `PeerError` if a peer sends `ready` too early."""
+
+    def withdraw(self, peer: Peer) -> None:
+        """Forget a peer that has left."""
+
+    def begin(self, timeout: float, wake_at: Callable[[float], None]) -> None:
+        """Begin a round.
+
+        Args:
+          timeout: seconds after which missing messages are left out.
+          wake_at: requests a call of `next_step` at a time, by the event loop's clock.
+        """
+
+    def requests(
+        self, pending: PendingRound[str], members: Members[str], idle: Sequence[Peer]
+    ) -> Iterable[tuple[Peer, list[bytes]]]:
+        """Choose idle peers to ask, each with the messages that precede its broadcast."""
+
+    def accept(self, peer: Peer, message: FromNode) -> MemberAnswer | None:
+        """Accept a message; returns the peer's answer if this completes it."""
+
+    def next_step(
+        self, pending: PendingRound[str], members: Members[str], now: float
+    ) -> NextStep:
+        """Decide what to do next; called after each event of the round."""
+
+    def close(
+        self,
+        pending: PendingRound[str],
+        members: Members[str],
+        instances: Mapping[str, str],
+    ) -> CollectedRound:
+        """End the round; see `PendingRound.close`."""
+
+
+class PlainReports:
+    """Collects the reports of single members."""
+
+    fewest = 1
+
+    def reader(self) -> NodeReader:
+        return NodeReader()
+
+    def before_welcome(self) -> list[bytes]:
+        return []
+
+    def require_ready(self, peer: Peer) -> None:
+        """A plain report needs no preparation."""
+
+    def withdraw(self, peer: Peer) -> None:
+        """There is no state of peers here."""
+
+    def begin(self, timeout: float, wake_at: Callable[[float], None]) -> None:
+        """There is no state of rounds here."""
+
+    def requests(
+        self, pending: PendingRound[str], members: Members[str], idle: Sequence[Peer]
+    ) -> Iterable[tuple[Peer, list[bytes]]]:
+        for peer in idle:
+            member = members[peer.name]
+            peer.reader.expect_report(pending.broadcast, member.numbers, member.counted)
+            yield peer, []
+
+    def accept(self, peer: Peer, message: FromNode) -> Answer:
+        assert isinstance(message, Answer)
+        expected = peer.hello.samples.test_samples
+        if any(tally.samples != expected for tally in message.tallies):
+            raise PeerError(f"test results that do not cover its {expected} test samples")
+        peer.asked = 0
+        return message
+
+    def next_step(
+        self, pending: PendingRound[str], members: Members[str], now: float
+    ) -> NextStep:
+        return pending.next_step(now, members)
+
+    def close(
+        self,
+        pending: PendingRound[str],
+        members: Members[str],
+        instances: Mapping[str, str],
+    ) -> CollectedRound:
+        return pending.close(members, instances)
+
+
 class Rounds:
     """Makes one round after the other.
 
     Args:
       compressor: of broadcast vectors.
+      reports: how reports are collected.
     """
 
-    masked: ClassVar[bool] = False
-    """Whether reports are masked; see masked_rounds.py."""
-
     def __init__(
-        self, thread: LoopThread, peers: Peers, compressor: BroadcastCompressor
+        self,
+        thread: LoopThread,
+        peers: Peers,
+        compressor: BroadcastCompressor,
+        reports: ReportCollector,
     ) -> None:
         self.peers = peers
+        self.reports = reports
         self.counters = peers.counters
         self.members: Members[str] = Members()
         self.own: OwnNode | None = None
@@ -61,8 +168,6 @@ class Rounds:
         self._error: Exception | None = None  # on the aggregator's side
         self._finished: concurrent.futures.Future[CollectedRound] | None = None
         self._stopped = False  # the run was interrupted
-        # writes the payment of a private round; see masked_rounds.py
-        self.pay: Callable[[int, float], None] = lambda round_, rho: None
 
     def count(self, *, ready: bool = False) -> int:
         """Number of connected (or ready) nodes, including the aggregator's own."""
@@ -100,19 +205,18 @@ class Rounds:
             least,
             now + timeout,
             now + left,
-            needs_reports=needs_reports or self.masked,
+            needs_reports=needs_reports,
             resting=self.members.having(resting),
         )
         pending.stopped = self._stopped  # keeps an interruption between two rounds
         self.pending = pending
-        self._prepare(timeout)
+        self.reports.begin(timeout, self._wake_at)
         try:
             self._ask_idle(pending)
         except Exception as error:
             self._fail(error)
-        for when in (pending.deadline, pending.end):
-            if when < now + _NEVER:
-                self._check_at(max(now, when), when)
+        self._wake_at(pending.deadline)
+        self._wake_at(pending.end)
 
     def finish(self, finished: "concurrent.futures.Future[CollectedRound]") -> None:
         """Set the round's result as soon as it is over; from the aggregator's thread.
@@ -128,46 +232,37 @@ class Rounds:
         """Take the round's next step.
 
         Args:
-          when: a lower bound of the current time; see `_check_at`.
+          when: a lower bound of the current time; see `_wake_at`.
         """
         pending = self.pending
         if pending is None:
             return
-        step = pending.next_step(max(when, self._thread.loop.time()), self.members)
-        if step is NextStep.ASK:
-            self._ask_idle(pending)
-        elif step is not NextStep.WAIT:
+        now = max(when, self._thread.loop.time())
+        try:
+            step = self.reports.next_step(pending, self.members, now)
+            if step is NextStep.ASK:
+                self._ask_idle(pending)
+        except Exception as error:
+            self._fail(error)
+            step = NextStep.CLOSE
+        if step in (NextStep.CLOSE, NextStep.GIVE_UP):
             self._finish(pending)
 
-    def receive_from(self, peer: Peer, answer: Answer) -> None:
-        """Accept a peer's report.
-
-        Its costs are capped by the time since it was asked. It must cover the number of
-        test samples announced in its hello.
-        """
-        expected = peer.hello.samples.test_samples
-        if any(tally.samples != expected for tally in answer.tallies):
-            raise PeerError(f"test results that do not cover its {expected} test samples")
+    def receive(self, peer: Peer, message: FromNode) -> None:
+        """Accept a peer's message; its costs are capped by the time since it was asked."""
         asked = peer.asked
-        peer.asked = 0
-        tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
-        waited = self._thread.loop.time() - peer.asked_at
-        costs = answer.costs.within(most_within(waited), tau)
-        self._receive(peer.name, asked, replace(answer, costs=costs, waited=waited))
-
-    def before_welcome(self) -> list[bytes]:
-        """Messages to a peer that precede its welcome."""
-        return []
-
-    def receive_masking(self, peer: Peer, message: masking.FromNode | MaskedReport) -> None:
-        """Accept a message of secure aggregation."""
-        raise LocalError("reports are not masked here")
-
-    def require_ready(self, peer: Peer) -> None:
-        """Raise `PeerError` if a peer sends `ready` too early."""
+        answer = self.reports.accept(peer, message)
+        if answer is not None:
+            now = self._thread.loop.time()
+            tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
+            costs = peer.possible_costs(answer.costs, now, tau)
+            waited = now - peer.asked_at
+            self._receive(peer.name, asked, replace(answer, costs=costs, waited=waited))
+        self.check()
 
     def withdraw(self, peer: Peer) -> None:
         """Stop waiting for a peer that has left."""
+        self.reports.withdraw(peer)
         if self.pending is not None and peer.asked == self.pending.broadcast.round:
             self.pending.withdraw(peer.name)
         if self.pending is None or peer.name not in self.pending.asked:
@@ -175,12 +270,11 @@ class Rounds:
 
     def warn_too_few(self) -> None:
         """Log a warning if the round has to wait for more nodes."""
-        if self.pending is not None and self.count() < (least := self.fewest(self.pending)):
+        if self.pending is None:
+            return
+        least = max(self.pending.least, self.reports.fewest)
+        if self.count() < least:
             LOG.warning("a round waits for nodes: %d here, %d needed", self.count(), least)
-
-    def fewest(self, pending: PendingRound[str]) -> int:
-        """Number of nodes that the round needs."""
-        return pending.least
 
     def stop(self) -> None:
         """End this round and all later ones with the reports they have."""
@@ -188,36 +282,42 @@ class Rounds:
         if self.pending is not None:
             self.pending.stopped = True
 
-    def _prepare(self, timeout: float) -> None:
-        """Reset the state of the previous round."""
-
-    def _check_at(self, at: float, when: float) -> None:
+    def _wake_at(self, when: float) -> None:
         """Set a timer. It passes its due time on, because it may fire slightly early."""
-        self._timers.append(self._thread.loop.call_at(at, self.check, when))
+        loop = self._thread.loop
+        if when < loop.time() + _NEVER:
+            self._timers.append(loop.call_at(when, self.check, when))
 
     def _ask_idle(self, pending: PendingRound[str]) -> None:
         """Ask all idle nodes that have not answered in this round."""
         packed: _Packed = {}
-        for peer in self.peers:
-            if peer.idle and pending.can_ask(peer.name):
-                self._ask(pending, peer, packed)
+        idle = [peer for peer in self.peers if peer.idle and pending.can_ask(peer.name)]
+        for peer, before in self.reports.requests(pending, self.members, idle):
+            self._ask(pending, peer, before, packed)
         if self.own is not None and not self.own.busy and pending.can_ask(OWN):
             pending.ask(OWN, OWN)
             member = self.members[OWN]
             request = RoundRequest(pending.broadcast.to(member.numbers), member.base_round)
             self.own.ask(request, partial(self._receive_own, pending.broadcast.round))
 
-    def _ask(self, pending: PendingRound[str], peer: Peer, packed: _Packed) -> None:
+    def _ask(
+        self,
+        pending: PendingRound[str],
+        peer: Peer,
+        before: list[bytes],
+        packed: _Packed,
+    ) -> None:
+        """Send a peer the broadcast, after the messages `before`."""
         member = self.members[peer.name]
         peer.asked = pending.broadcast.round
         peer.asked_at = self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
-        self._expect(peer, pending.broadcast)
         base_round = member.base_round
         broadcast = pending.broadcast.to(member.numbers)
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
-            self.peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up))
+            messages = pack_broadcast(broadcast, base_round, catch_up=catch_up)
+            self.peers.send(peer, before + messages)
             return
         differences = self._compressor.differences(broadcast) if base_round else {}
         updates = () if broadcast.work is None else broadcast.work.updates
@@ -228,44 +328,30 @@ class Rounds:
         self.counters.saved += sum(
             4 * broadcast.w.size - len(difference) for difference in differences.values()
         )
-        self.peers.send(peer, packed[updates])
+        self.peers.send(peer, before + packed[updates])
 
-    def _expect(self, peer: Peer, broadcast: Broadcast) -> None:
-        """Set the report that the peer's reader accepts next."""
-        member = self.members[peer.name]
-        peer.reader.expect_report(broadcast, member.numbers, member.counted)
-
-    def _receive(self, name: str, asked: int, answer: Answer) -> None:
-        """Accept a report, in the round for which it was requested."""
-        if self.pending is None or not self.pending.expects(name, asked):
+    def _receive(self, name: str, asked: int, answer: MemberAnswer) -> None:
+        """Accept an answer, in the round for which it was requested."""
+        pending = self.pending
+        if pending is None or not pending.expects(name, asked):
             self.counters.late += 1
-            LOG.info(
-                "%s's report of round %d was too late and is discarded",
-                name,
-                answer.report.round,
+            LOG.info("%s's report of round %d was too late and is discarded", name, asked)
+            return
+        pending.receive(name, answer)
+        broadcast = pending.broadcast
+        if broadcast.compress is not None:
+            vectors = len(answer.nodes) * len(report_vectors(broadcast))
+            self.counters.saved += compression.saved_bytes(
+                broadcast.compress, vectors, broadcast.w.size
             )
-        else:
-            self.pending.receive(name, answer)
-            self.counters.saved += self._saved(self.pending.broadcast, answer)
-        self.check()
 
     def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:
         error = answer.exception()
         if isinstance(error, Exception):
             self._fail(error)
-            self.check()
         else:
             self._receive(OWN, asked, answer.result())
-
-    def _saved(self, broadcast: Broadcast, answer: Answer) -> int:
-        """Bytes of a report that compression saved."""
-        kind = broadcast.compress or "none"
-        vectors = [getattr(answer.report, name) for name in VECTORS]
-        return sum(
-            compression.saved_bytes(kind, *vector.shape)
-            for vector in vectors
-            if vector is not None
-        )
+        self.check()
 
     def _fail(self, error: Exception) -> None:
         self._error = error
@@ -290,9 +376,8 @@ class Rounds:
             timer.cancel()
         self._timers = []
         self.pending = None
-        collected = pending.close(
-            self.members, {peer.name: peer.hello.instance for peer in self.peers}
-        )
+        instances = {peer.name: peer.hello.instance for peer in self.peers}
+        collected = self.reports.close(pending, self.members, instances)
         for name, outliers in collected.outliers.items():
             if not self.members[name].outlier_reported:
                 LOG.warning(
@@ -302,20 +387,19 @@ class Rounds:
                 )
                 self.members[name].outlier_reported = True
         for name in pending.answers:
-            self._check_finite(name)
-        for name in pending.asked:
+            if self.members[name].not_finite:
+                self._check_finite(name)
+        for name in pending.asked - instances.keys():
             self._forget_stranger(name)
         return collected
 
     def _check_finite(self, name: str) -> None:
         """Warn about an invalid report, and drop a node after several in a row."""
         member = self.members[name]
+        LOG.warning(
+            "%s's report has numbers that are not finite or possible; it is left out", name
+        )
         peer = self.peers.get(name)
-        if member.not_finite:
-            LOG.warning(
-                "%s's report has numbers that are not finite or possible; it is left out",
-                name,
-            )
         if member.not_finite >= _NOT_FINITE and peer is not None:
             member.not_finite = 0
             self.peers.drop(

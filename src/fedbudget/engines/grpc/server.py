@@ -23,7 +23,7 @@ from fedbudget.engines.grpc.admission import AdmissionControl
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.messages import pack_farewell
 from fedbudget.engines.grpc.peers import LOG, REVOKED, Peer, Peers
-from fedbudget.engines.grpc.rounds import OwnNode, Rounds
+from fedbudget.engines.grpc.rounds import OwnNode, PlainReports, Rounds
 from fedbudget.engines.grpc.service import PeerLimits, Service
 from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD
 from fedbudget.engines.grpc.tokens import TokenFile, Tokens
@@ -41,7 +41,7 @@ from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.resources.resource import NodeCosts
 
 if TYPE_CHECKING:
-    from fedbudget.engines.grpc.masked_rounds import MaskingTerms
+    from fedbudget.engines.grpc.masked_sums import MaskedSums, MaskingTerms
 
 _FAREWELL_PATIENCE = 5.0  # seconds for nodes to close their streams after a farewell
 _TOKEN_INTERVAL = 1.0  # seconds between two checks for revoked tokens
@@ -113,7 +113,13 @@ class AggregatorServer:
         self._thread = LoopThread("fedbudget-server")
         self._peers = Peers(self._thread, self._left)
         self.counters = self._peers.counters
-        self._rounds = self._make_rounds(compressor or BroadcastCompressor("none"), masking)
+        self._masked_sums = None if masking is None else self._create_sums(masking)
+        self._rounds = Rounds(
+            self._thread,
+            self._peers,
+            compressor or BroadcastCompressor("none"),
+            self._masked_sums or PlainReports(),
+        )
         self._admission = AdmissionControl(tokens, allowed)
         self._service = Service(
             run,
@@ -126,15 +132,11 @@ class AggregatorServer:
             limits=limits or PeerLimits(),
         )
 
-    def _make_rounds(
-        self, compressor: BroadcastCompressor, masking: "MaskingTerms | None"
-    ) -> Rounds:
-        if masking is None:
-            return Rounds(self._thread, self._peers, compressor)
+    def _create_sums(self, terms: "MaskingTerms") -> "MaskedSums":
         # Needs the optional package cryptography.
-        from fedbudget.engines.grpc.masked_rounds import MaskedRounds
+        from fedbudget.engines.grpc.masked_sums import MaskedSums
 
-        return MaskedRounds(self._thread, self._peers, compressor, self.run, masking)
+        return MaskedSums(self._thread.loop, self._peers, self.run, terms)
 
     @property
     def members(self) -> Members[str]:
@@ -195,7 +197,8 @@ class AggregatorServer:
         Under secure aggregation, it is called with the round's number and ρ before nodes
         are asked to open the round.
         """
-        self._rounds.pay = pay
+        if self._masked_sums is not None:
+            self._masked_sums.pay = pay
 
     def wait_for(
         self,

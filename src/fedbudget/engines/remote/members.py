@@ -67,17 +67,10 @@ class Member:
     def __post_init__(self) -> None:
         self.counted = self.sizes
 
-    def __len__(self) -> int:
-        return len(self.numbers)
-
     def forget(self) -> None:
         """Record that its memory of earlier rounds is lost."""
         self.lost = self.lost or bool(self.base_round)
         self.base_round = 0
-
-    def away_too_long(self, coming: int) -> bool:
-        """Whether a member that is away has missed too many rounds before `coming`."""
-        return bool(self.base_round) and coming - self.base_round > MAX_ROUNDS_AWAY
 
     def saved(self) -> dict[str, Any]:
         """Its state in a checkpoint, as plain JSON."""
@@ -181,7 +174,7 @@ class Members(dict[Key, Member]):
 
     def nodes(self, keys: Iterable[Key]) -> int:
         """Number of nodes of these members."""
-        return sum(len(self[key]) for key in keys)
+        return sum(len(self[key].numbers) for key in keys)
 
     def numbers(self, keys: Iterable[Key]) -> tuple[int, ...]:
         """Numbers of all nodes of these members, ascending."""
@@ -208,10 +201,10 @@ class Members(dict[Key, Member]):
 
     def any_lost(self, coming: int, present: Container[Key]) -> bool:
         """Whether `take_lost` would return any node; from any thread."""
-        members = list(self.items())
+        earliest = coming - MAX_ROUNDS_AWAY
         return any(
-            member.lost or (key not in present and member.away_too_long(coming))
-            for key, member in members
+            member.lost or (0 < member.base_round < earliest and key not in present)
+            for key, member in list(self.items())
         )
 
     def take_lost(self, coming: int, present: Container[Key]) -> list[int]:
@@ -222,8 +215,9 @@ class Members(dict[Key, Member]):
           present: keys of connected members.
         """
         lost: list[int] = []
+        earliest = coming - MAX_ROUNDS_AWAY
         for key, member in self.items():
-            if key not in present and member.away_too_long(coming):
+            if 0 < member.base_round < earliest and key not in present:
                 member.forget()
             if member.lost:
                 member.lost = False

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedbudget.engines.grpc import masking_node
-from fedbudget.engines.grpc.masked_rounds import MaskedRounds
+from fedbudget.engines.grpc.masked_sums import MaskedSums
 from fedbudget.engines.grpc.masking_node import MaskingOptions
 from fedbudget.engines.grpc.node import RefusedByAggregator
 from fedbudget.engines.remote import wire_pb2 as pb
@@ -224,9 +224,9 @@ def test_aggregator_cannot_open_one_node(
 
 def test_swapped_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The aggregator replaces the keys of a node in a later round."""
-    group = MaskedRounds._group
+    group = MaskedSums._group
 
-    def swapping(self: MaskedRounds, attempt: Any, name: str, broadcast: Any) -> Group:
+    def swapping(self: MaskedSums, attempt: Any, name: str, broadcast: Any) -> Group:
         original = group(self, attempt, name, broadcast)
         if name != "node-0" or broadcast.round < 2:
             return original
@@ -238,7 +238,7 @@ def test_swapped_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             }
         )
 
-    monkeypatch.setattr(MaskedRounds, "_group", swapping)
+    monkeypatch.setattr(MaskedSums, "_group", swapping)
     with masked() as net:
         joined = started(net)
         net.round()
@@ -250,14 +250,14 @@ def test_swapped_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_replayed_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedbudget.engines.grpc.masked_rounds.time.time", lambda: 1000.0)
+    monkeypatch.setattr("fedbudget.engines.grpc.masked_sums.time.time", lambda: 1000.0)
     notices: list[str] = []
     with masked() as net:
         for node in range(4):
             net.join(node, notify=notices.append)
         net.start(4)
         net.round()
-        net.server._rounds._last_attempt -= 1  # type: ignore[attr-defined]
+        net.server._rounds.reports._last_attempt -= 1  # type: ignore[attr-defined]
         net.begin()
         wait_until(lambda: any("replayed" in text for text in notices))
         assert net.finish().enough  # another attempt with a new number succeeds
@@ -448,12 +448,12 @@ def test_node_refuses_wrong_noise_split(
     sharers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An aggregator that claims more nodes would reduce the noise of each."""
-    group = MaskedRounds._group
+    group = MaskedSums._group
 
-    def claiming(self: MaskedRounds, *arguments: Any) -> Group:
+    def claiming(self: MaskedSums, *arguments: Any) -> Group:
         return msgspec.structs.replace(group(self, *arguments), sharers=sharers)
 
-    monkeypatch.setattr(MaskedRounds, "_group", claiming)
+    monkeypatch.setattr(MaskedSums, "_group", claiming)
     with masked("private") as net:
         joined = started(net)
         assert not net.round(left=1.0).enough
