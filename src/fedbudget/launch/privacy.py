@@ -34,7 +34,7 @@ from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from fedbudget.engines.grpc.masked_sums import MaskingTerms
+    from fedbudget.engines.grpc.masked_sums import MaskedSums
 
 THRESHOLD = 2 / 3
 """Default fraction of a group that must stay for its masked sum to be opened."""
@@ -175,12 +175,13 @@ def require_own_samples(
         )
 
 
-def masking_terms(
-    settings: Settings, client_ca: Path | None, *, own_data: bool
-) -> "MaskingTerms | None":
-    """Return the terms of secure aggregation, or None; refuse settings it excludes.
+def masked_sums(
+    settings: Settings, run: str, client_ca: Path | None, *, own_data: bool
+) -> "MaskedSums | None":
+    """Return the aggregator's part of secure aggregation; refuse settings it excludes.
 
     Args:
+      run: name of the run.
       client_ca: certificate authority that signs the certificates of nodes.
       own_data: whether the aggregator itself holds samples.
     """
@@ -218,10 +219,11 @@ def masking_terms(
             f"`secure_aggregation` needs at least {FEWEST} nodes: a sum over fewer reveals "
             "too much about each"
         )
-    from fedbudget.engines.grpc.masked_sums import MaskingTerms
+    from fedbudget.engines.grpc.masked_sums import MaskedSums
     from fedbudget.secure.identity import trust_of
 
-    return MaskingTerms(settings.secure_threshold or THRESHOLD, trust_of(client_ca, None))
+    threshold = settings.secure_threshold or THRESHOLD
+    return MaskedSums(run, threshold, trust_of(client_ca, None))
 
 
 def require_no_masks(settings: Settings) -> None:

@@ -22,7 +22,15 @@ from fedbudget.secure.contents import OpenedReports
 from fedbudget.secure.identity import KeyIdentity, signed_key
 from fedbudget.secure.masked_sum import MaskedSum
 from fedbudget.secure.messages import Group, Opened, Relay, Shares, Survivors, from_node
-from support.masked_network import PHASES, chi_square, die, masked, repeat_round, started
+from support.masked_network import (
+    PHASES,
+    chi_square,
+    die,
+    masked,
+    masked_sums,
+    repeat_round,
+    started,
+)
 from support.networked import (
     LONG,
     Network,
@@ -257,7 +265,7 @@ def test_replayed_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             net.join(node, notify=notices.append)
         net.start(4)
         net.round()
-        net.server._rounds.reports._last_attempt -= 1  # type: ignore[attr-defined]
+        masked_sums(net)._last_attempt -= 1
         net.begin()
         wait_until(lambda: any("replayed" in text for text in notices))
         assert net.finish().enough  # another attempt with a new number succeeds
@@ -392,7 +400,7 @@ def test_repeated_round_has_same_noise() -> None:
 def test_round_is_paid_before_opening(at_message: Any) -> None:
     events: list[Any] = []
     with masked("private") as net:
-        net.server.pay_before_opening(lambda round_, rho: events.append((round_, rho)))
+        masked_sums(net).pay = lambda round_, rho: events.append((round_, rho))
         started(net)
         at_message["node-1", Survivors] = lambda: events.append("opened")
         private = net.begin().private
@@ -415,7 +423,7 @@ def test_reopened_round_is_paid_once(
         return self is not sums[0] and can_open(self)
 
     with masked("private", 2 / 3) as net:
-        net.server.pay_before_opening(lambda round_, rho: paid.append(round_))
+        masked_sums(net).pay = lambda round_, rho: paid.append(round_)
         net.join(3, name="node-4")
         started(net, 5)
         monkeypatch.setattr(MaskedSum, "can_open", not_the_first)
@@ -435,7 +443,7 @@ def test_unpaid_round_is_not_opened(at_message: Any) -> None:
         raise WorkError("the disk is full")
 
     with masked("private") as net:
-        net.server.pay_before_opening(pay)
+        masked_sums(net).pay = pay
         started(net)
         at_message["node-1", Survivors] = lambda: opened.append("node-1")
         with pytest.raises(WorkError, match="the disk is full"):

@@ -28,9 +28,10 @@ import numpy as np
 from fedbudget.arrays import UInt64
 from fedbudget.engines.grpc.messages import FromNode, NodeReader, pack_masking_request
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
+from fedbudget.engines.grpc.rounds import Pending
 from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import MaskedAnswer, MaskedReport
-from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
+from fedbudget.engines.remote.round import CollectedRound, NextStep
 from fedbudget.errors import WorkError
 from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.secure.contents import Contents, OpenedReports, PrivateContents
@@ -60,19 +61,6 @@ _MORE_HEADROOM = 8
 _MOST_HEADROOM = 32
 
 
-@dataclass(frozen=True)
-class MaskingTerms:
-    """The aggregator's terms of secure aggregation.
-
-    Args:
-      threshold: share of each group that must stay.
-      trust: decides which keys are accepted.
-    """
-
-    threshold: float = 2 / 3
-    trust: Trust = field(default_factory=Trust)
-
-
 @dataclass
 class _Participant:
     """A connected peer.
@@ -92,7 +80,6 @@ class _Attempt:
     """One attempt at a round.
 
     Args:
-      members: of the run.
       scale: see `Group`.
       here: names of participants that have not left.
       due: end of the phase, by the event loop's clock.
@@ -102,7 +89,6 @@ class _Attempt:
 
     sum: MaskedSum
     contents: Contents | PrivateContents
-    members: Members[str]
     scale: int
     here: set[str]
     due: float = 0.0
@@ -125,35 +111,46 @@ class MaskedSums:
 
     Args:
       run: name of the run.
+      threshold: share of each group that must stay.
+      trust: decides which keys are accepted.
 
     Attributes:
-      pay: writes the payment of a private round, by its number and ρ.
+      pay: writes the payment of a private round, by its number and ρ; called before nodes
+        are asked to open the round.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, peers: Peers, run: str, terms: MaskingTerms
-    ) -> None:
+    def __init__(self, run: str, threshold: float, trust: Trust) -> None:
         self.pay: Callable[[int, float], None] = lambda round_, rho: None
-        self._loop = loop
-        self._peers = peers
         self._run = run
-        self._terms = terms
+        self._threshold = threshold
+        self._trust = trust
         self._ring_salt = secrets.token_bytes(16)
         self._participants: dict[str, _Participant] = {}
         self._last_attempt = 0
         self._headroom = _HEADROOM
-        self.begin(0.0, lambda when: None)
-
-    def begin(self, timeout: float, wake_at: Callable[[float], None]) -> None:
         self._attempt: _Attempt | None = None
-        self._timeout = timeout
+        # members in the smallest sum, once an attempt at a private round was to be opened
+        self._fewest = 0
+
+    def begin(
+        self,
+        pending: Pending,
+        members: Members[str],
+        peers: Peers,
+        wake_at: Callable[[float], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pending = pending
+        self._members = members
+        self._peers = peers
         self._wake_at = wake_at
+        self._timeout = pending.deadline - self._loop.time()
+        self._attempt = None
+        self._fewest = 0
         self._failed = 0  # attempts at this round
         self._not_before = 0.0  # earliest time of the next attempt
         # sets of nodes of which one has opened this round with another set
         self._declined: set[frozenset[str]] = set()
-        # members in the smallest sum; more in a private round that was to be opened
-        self._fewest = 0
 
     @property
     def fewest(self) -> int:
@@ -163,7 +160,7 @@ class MaskedSums:
         return NodeReader(masked=True)
 
     def before_welcome(self) -> list[bytes]:
-        return pack_masking_request(Terms(self._terms.threshold))
+        return pack_masking_request(Terms(self._threshold))
 
     def require_ready(self, peer: Peer) -> None:
         if peer.name not in self._participants:
@@ -174,17 +171,16 @@ class MaskedSums:
         if self._attempt is not None:
             self._attempt.here.discard(peer.name)
 
-    def requests(
-        self, pending: PendingRound[str], members: Members[str], idle: Sequence[Peer]
-    ) -> Iterator[tuple[Peer, list[bytes]]]:
+    def requests(self, idle: Sequence[Peer]) -> Iterator[tuple[Peer, list[bytes]]]:
         """Begin an attempt with all idle peers, if there are enough of them."""
         names = [peer.name for peer in idle]
-        too_few = len(names) < self.fewest or members.nodes(names) < pending.least
+        pending = self._pending
+        too_few = len(names) < self.fewest or self._members.nodes(names) < pending.least
         if self._attempt is not None or too_few or frozenset(names) in self._declined:
             return
         broadcast = pending.broadcast
         self._last_attempt = max(self._last_attempt + 1, int(1000 * time.time()))
-        attempt = self._create_attempt(broadcast, members, names)
+        attempt = self._create_attempt(broadcast, names)
         self._attempt = attempt
         self._set_due(attempt, self._timeout)
         for peer in idle:
@@ -215,29 +211,25 @@ class MaskedSums:
                 LOG.warning("%s has opened this round with other nodes and declines", name)
         else:
             attempt.sum.receive_vector(name, message.vector)
-            return MaskedAnswer(attempt.members[name].numbers, message.costs)
+            return MaskedAnswer(self._members[name].numbers, message.costs)
         return None
 
-    def next_step(
-        self, pending: PendingRound[str], members: Members[str], now: float
-    ) -> NextStep:
+    def next_step(self, now: float) -> NextStep:
+        pending = self._pending
         attempt = self._attempt
         if pending.stopped or (attempt is None and now >= pending.end):
             return NextStep.CLOSE
         if attempt is None:
             return NextStep.ASK if now >= self._not_before else NextStep.WAIT
         try:
-            self._advance(pending, attempt, now)
+            self._advance(attempt, now)
         except TooFewLeft as error:
-            self._abandon(pending, attempt, str(error))
+            self._abandon(attempt, str(error))
         return NextStep.WAIT if attempt.result is None else NextStep.CLOSE
 
-    def close(
-        self,
-        pending: PendingRound[str],
-        members: Members[str],
-        instances: Mapping[str, str],
-    ) -> CollectedRound:
+    def close(self, instances: Mapping[str, str]) -> CollectedRound:
+        pending = self._pending
+        members = self._members
         attempt = self._attempt
         self._attempt = None
         if attempt is not None:
@@ -266,30 +258,32 @@ class MaskedSums:
         if introduction.key.name != name:
             raise PeerError(f"it has sent the key of {introduction.key.name}")
         try:
-            self._terms.trust.admit(self._run, introduction.key)
+            self._trust.admit(self._run, introduction.key)
         except UntrustedKey as error:
             raise PeerError(str(error)) from None
         participant = self._participants.setdefault(name, _Participant(introduction))
         participant.introduction = introduction
 
-    def _create_attempt(
-        self, broadcast: Broadcast, members: Members[str], names: Sequence[str]
-    ) -> _Attempt:
-        threshold = self._terms.threshold
+    def _create_attempt(self, broadcast: Broadcast, names: Sequence[str]) -> _Attempt:
         fewest = 1
         if broadcast.private is not None:
-            fewest = self._fewest or needed(len(names), threshold)
+            fewest = self._fewest or needed(len(names), self._threshold)
         contents = self._contents(broadcast, names, fewest)
         circle = sorted(
             names, key=lambda name: hashlib.sha256(self._ring_salt + name.encode()).digest()
         )
         keys = {name: self._participants[name].introduction.key.public for name in names}
         masked_sum = MaskedSum(
-            self._last_attempt, tuple(circle), threshold, contents.length, keys, fewest
+            self._last_attempt,
+            tuple(circle),
+            self._threshold,
+            contents.length,
+            keys,
+            fewest,
         )
-        weight = sum(int(members[name].counted.sum()) for name in names)
+        weight = sum(int(self._members[name].counted.sum()) for name in names)
         scale = max(0, weight - 1).bit_length()
-        return _Attempt(masked_sum, contents, members, scale, set(names))
+        return _Attempt(masked_sum, contents, scale, set(names))
 
     def _contents(
         self, broadcast: Broadcast, names: Sequence[str], fewest: int
@@ -318,7 +312,7 @@ class MaskedSums:
             attempt=attempt.sum.attempt,
             names=names,
             threshold=attempt.sum.threshold(name),
-            weights=tuple(attempt.members[name].counted.tolist()),
+            weights=tuple(self._members[name].counted.tolist()),
             scale=attempt.scale,
             slots=contents.slots,
             headroom=self._headroom,
@@ -339,7 +333,7 @@ class MaskedSums:
             self._peers.counters.late += 1
             LOG.info("%s's message for a sum was too late and is discarded", peer.name)
 
-    def _advance(self, pending: PendingRound[str], attempt: _Attempt, now: float) -> None:
+    def _advance(self, attempt: _Attempt, now: float) -> None:
         """Move to the next phase if this one is over."""
         masked_sum = attempt.sum
         if attempt.opening is not None:
@@ -353,12 +347,12 @@ class MaskedSums:
                 attempt.opening.add_done_callback(lambda _: self._wake_at(0.0))
             elif over:
                 raise TooFewLeft("too few nodes have sent the shares that open the sum")
-        elif over or now >= pending.end:
+        elif over or now >= self._pending.end:
             if masked_sum.phase is SumPhase.SHARES:
                 self._request(attempt, masked_sum.relay(), self._timeout)
             else:
                 survivors = masked_sum.survivors()
-                self._pay(pending.broadcast, masked_sum)
+                self._pay(self._pending.broadcast, masked_sum)
                 self._request(attempt, survivors, min(self._timeout, _OPENING))
 
     def _pay(self, broadcast: Broadcast, masked_sum: MaskedSum) -> None:
@@ -383,16 +377,16 @@ class MaskedSums:
         attempt.due = self._loop.time() + seconds
         self._wake_at(attempt.due)
 
-    def _abandon(self, pending: PendingRound[str], attempt: _Attempt, reason: str) -> None:
+    def _abandon(self, attempt: _Attempt, reason: str) -> None:
         """Give an attempt up; another one may follow after a pause."""
-        number = pending.broadcast.round
+        number = self._pending.broadcast.round
         LOG.info("round %d begins again: %s", number, reason)
         self._release(attempt)
         self._attempt = None
         self._failed += 1
         if any(not opened.own for opened in attempt.sum.opened.values()):
             self._declined.add(frozenset(attempt.sum.circle))
-        pending.begin_again()
+        self._pending.begin_again()
         if self._failed >= _MOST_ATTEMPTS:
             raise WorkError(f"round {number} cannot be summed: {reason}")
         pause = min(_LONGEST_PAUSE, _PAUSE * 2**self._failed)

@@ -29,7 +29,6 @@ from fedbudget.engines.grpc.messages import NodeReader
 from fedbudget.engines.grpc.stream import ADMITTED
 from fedbudget.engines.remote.members import OWN, Counters
 from fedbudget.engines.remote.messages import Hello
-from fedbudget.resources import most_within
 from fedbudget.resources.resource import NodeCosts
 
 LOG = logging.getLogger("fedbudget.network")
@@ -75,20 +74,11 @@ class Peer:
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
-    def idle(self) -> bool:
-        """Whether it is ready and no report is due."""
-        return self.trial is not None and not self.asked
-
-    def possible_costs(self, costs: NodeCosts, now: float, updates: int) -> NodeCosts:
-        """Cap reported costs by the time since the request."""
-        return costs.within(most_within(now - self.asked_at), updates)
-
-    @property
     def state(self) -> str:
         """Short text for the user."""
         if self.trial is None:
             return "preparing"
-        return "idle" if self.idle else "at work"
+        return "at work" if self.asked else "idle"
 
 
 class Peers:

@@ -33,13 +33,13 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol import compression
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.resources import most_within
 from fedbudget.resources.resource import NodeCosts
 
 _NOT_FINITE = 3  # consecutive invalid reports after which a node is dropped
 _NEVER = 1e6  # seconds; no timer is set for a longer wait
 
-_Packed = dict[tuple[int, ...], list[bytes]]
-"""Packed broadcasts for nodes of the previous round, by the number of updates they make."""
+Pending = PendingRound[str]
 
 
 class ReportCollector(Protocol):
@@ -61,33 +61,29 @@ class ReportCollector(Protocol):
     def withdraw(self, peer: Peer) -> None:
         """Forget a peer that has left."""
 
-    def begin(self, timeout: float, wake_at: Callable[[float], None]) -> None:
+    def begin(
+        self,
+        pending: Pending,
+        members: Members[str],
+        peers: Peers,
+        wake_at: Callable[[float], None],
+    ) -> None:
         """Begin a round.
 
         Args:
-          timeout: seconds after which missing messages are left out.
           wake_at: requests a call of `next_step` at a time, by the event loop's clock.
         """
 
-    def requests(
-        self, pending: PendingRound[str], members: Members[str], idle: Sequence[Peer]
-    ) -> Iterable[tuple[Peer, list[bytes]]]:
+    def requests(self, idle: Sequence[Peer]) -> Iterable[tuple[Peer, list[bytes]]]:
         """Choose idle peers to ask, each with the messages that precede its broadcast."""
 
     def accept(self, peer: Peer, message: FromNode) -> MemberAnswer | None:
-        """Accept a message; returns the peer's answer if this completes it."""
+        """Accept a message; returns the peer's answer if the message has it."""
 
-    def next_step(
-        self, pending: PendingRound[str], members: Members[str], now: float
-    ) -> NextStep:
+    def next_step(self, now: float) -> NextStep:
         """Decide what to do next; called after each event of the round."""
 
-    def close(
-        self,
-        pending: PendingRound[str],
-        members: Members[str],
-        instances: Mapping[str, str],
-    ) -> CollectedRound:
+    def close(self, instances: Mapping[str, str]) -> CollectedRound:
         """End the round; see `PendingRound.close`."""
 
 
@@ -108,16 +104,22 @@ class PlainReports:
     def withdraw(self, peer: Peer) -> None:
         """There is no state of peers here."""
 
-    def begin(self, timeout: float, wake_at: Callable[[float], None]) -> None:
-        """There is no state of rounds here."""
+    def begin(
+        self,
+        pending: Pending,
+        members: Members[str],
+        peers: Peers,
+        wake_at: Callable[[float], None],
+    ) -> None:
+        self._pending = pending
+        self._members = members
 
-    def requests(
-        self, pending: PendingRound[str], members: Members[str], idle: Sequence[Peer]
-    ) -> Iterable[tuple[Peer, list[bytes]]]:
+    def requests(self, idle: Sequence[Peer]) -> Iterable[tuple[Peer, list[bytes]]]:
+        broadcast = self._pending.broadcast
         for peer in idle:
-            member = members[peer.name]
-            peer.reader.expect_report(pending.broadcast, member.numbers, member.counted)
-            yield peer, []
+            member = self._members[peer.name]
+            peer.reader.expect_report(broadcast, member.numbers, member.counted)
+        return [(peer, []) for peer in idle]
 
     def accept(self, peer: Peer, message: FromNode) -> Answer:
         assert isinstance(message, Answer)
@@ -127,18 +129,11 @@ class PlainReports:
         peer.asked = 0
         return message
 
-    def next_step(
-        self, pending: PendingRound[str], members: Members[str], now: float
-    ) -> NextStep:
-        return pending.next_step(now, members)
+    def next_step(self, now: float) -> NextStep:
+        return self._pending.next_step(now, self._members)
 
-    def close(
-        self,
-        pending: PendingRound[str],
-        members: Members[str],
-        instances: Mapping[str, str],
-    ) -> CollectedRound:
-        return pending.close(members, instances)
+    def close(self, instances: Mapping[str, str]) -> CollectedRound:
+        return self._pending.close(self._members, instances)
 
 
 class Rounds:
@@ -161,7 +156,7 @@ class Rounds:
         self.counters = peers.counters
         self.members: Members[str] = Members()
         self.own: OwnNode | None = None
-        self.pending: PendingRound[str] | None = None
+        self.pending: Pending | None = None
         self._thread = thread
         self._compressor = compressor
         self._timers: list[asyncio.TimerHandle] = []
@@ -210,7 +205,7 @@ class Rounds:
         )
         pending.stopped = self._stopped  # keeps an interruption between two rounds
         self.pending = pending
-        self.reports.begin(timeout, self._wake_at)
+        self.reports.begin(pending, self.members, self.peers, self._wake_at)
         try:
             self._ask_idle(pending)
         except Exception as error:
@@ -239,7 +234,7 @@ class Rounds:
             return
         now = max(when, self._thread.loop.time())
         try:
-            step = self.reports.next_step(pending, self.members, now)
+            step = self.reports.next_step(now)
             if step is NextStep.ASK:
                 self._ask_idle(pending)
         except Exception as error:
@@ -253,10 +248,9 @@ class Rounds:
         asked = peer.asked
         answer = self.reports.accept(peer, message)
         if answer is not None:
-            now = self._thread.loop.time()
+            waited = self._thread.loop.time() - peer.asked_at
             tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
-            costs = peer.possible_costs(answer.costs, now, tau)
-            waited = now - peer.asked_at
+            costs = answer.costs.within(most_within(waited), tau)
             self._receive(peer.name, asked, replace(answer, costs=costs, waited=waited))
         self.check()
 
@@ -288,47 +282,47 @@ class Rounds:
         if when < loop.time() + _NEVER:
             self._timers.append(loop.call_at(when, self.check, when))
 
-    def _ask_idle(self, pending: PendingRound[str]) -> None:
+    def _ask_idle(self, pending: Pending) -> None:
         """Ask all idle nodes that have not answered in this round."""
-        packed: _Packed = {}
-        idle = [peer for peer in self.peers if peer.idle and pending.can_ask(peer.name)]
-        for peer, before in self.reports.requests(pending, self.members, idle):
-            self._ask(pending, peer, before, packed)
+        idle = [
+            peer
+            for peer in self.peers
+            if peer.trial is not None and not peer.asked and pending.can_ask(peer.name)
+        ]
+        packed: dict[object, tuple[list[bytes], int]] = {}
+        for peer, before in self.reports.requests(idle):
+            member = self.members[peer.name]
+            broadcast = pending.broadcast.to(member.numbers)
+            key = (member.base_round, broadcast.work)
+            if key not in packed:
+                packed[key] = self._pack(broadcast, member.base_round)
+            messages, saved = packed[key]
+            self.counters.saved += saved
+            peer.asked = broadcast.round
+            peer.asked_at = self._thread.loop.time()
+            pending.ask(peer.name, peer.hello.instance)
+            self.peers.send(peer, before + messages)
         if self.own is not None and not self.own.busy and pending.can_ask(OWN):
             pending.ask(OWN, OWN)
             member = self.members[OWN]
             request = RoundRequest(pending.broadcast.to(member.numbers), member.base_round)
             self.own.ask(request, partial(self._receive_own, pending.broadcast.round))
 
-    def _ask(
-        self,
-        pending: PendingRound[str],
-        peer: Peer,
-        before: list[bytes],
-        packed: _Packed,
-    ) -> None:
-        """Send a peer the broadcast, after the messages `before`."""
-        member = self.members[peer.name]
-        peer.asked = pending.broadcast.round
-        peer.asked_at = self._thread.loop.time()
-        pending.ask(peer.name, peer.hello.instance)
-        base_round = member.base_round
-        broadcast = pending.broadcast.to(member.numbers)
+    def _pack(self, broadcast: Broadcast, base_round: int) -> tuple[list[bytes], int]:
+        """Pack a broadcast for nodes whose memory is of the same round.
+
+        Returns:
+          The messages, and the bytes that compression saves.
+        """
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
-            messages = pack_broadcast(broadcast, base_round, catch_up=catch_up)
-            self.peers.send(peer, before + messages)
-            return
+            return pack_broadcast(broadcast, base_round, catch_up=catch_up), 0
         differences = self._compressor.differences(broadcast) if base_round else {}
-        updates = () if broadcast.work is None else broadcast.work.updates
-        if updates not in packed:
-            packed[updates] = pack_broadcast(
-                broadcast, base_round, catch_up=False, differences=differences
-            )
-        self.counters.saved += sum(
-            4 * broadcast.w.size - len(difference) for difference in differences.values()
+        saved = sum(4 * broadcast.w.size - len(each) for each in differences.values())
+        messages = pack_broadcast(
+            broadcast, base_round, catch_up=False, differences=differences
         )
-        self.peers.send(peer, before + packed[updates])
+        return messages, saved
 
     def _receive(self, name: str, asked: int, answer: MemberAnswer) -> None:
         """Accept an answer, in the round for which it was requested."""
@@ -358,7 +352,7 @@ class Rounds:
         if self.pending is not None:
             self.pending.stopped = True
 
-    def _finish(self, pending: PendingRound[str]) -> None:
+    def _finish(self, pending: Pending) -> None:
         """Hand the round over, if the aggregator's thread is waiting for it."""
         finished = self._finished
         if finished is None:
@@ -369,7 +363,7 @@ class Rounds:
         except Exception as error:
             finished.set_exception(error)
 
-    def _close(self, pending: PendingRound[str]) -> CollectedRound:
+    def _close(self, pending: Pending) -> CollectedRound:
         if self._error is not None:
             raise self._error
         for timer in self._timers:
@@ -377,7 +371,7 @@ class Rounds:
         self._timers = []
         self.pending = None
         instances = {peer.name: peer.hello.instance for peer in self.peers}
-        collected = self.reports.close(pending, self.members, instances)
+        collected = self.reports.close(instances)
         for name, outliers in collected.outliers.items():
             if not self.members[name].outlier_reported:
                 LOG.warning(

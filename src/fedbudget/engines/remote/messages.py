@@ -1,6 +1,7 @@
 """Messages between an aggregator and nodes on other machines, for any transport."""
 
 from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
@@ -81,7 +82,7 @@ class Answer:
     tally_bytes: int = 0
     waited: float = 0.0
 
-    @property
+    @cached_property
     def nodes(self) -> Int64:
         """Numbers of the member's nodes."""
         return self.report.nodes

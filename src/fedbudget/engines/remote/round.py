@@ -438,7 +438,8 @@ def _cap_answers(
             outliers[key] = names
             answer = replace(answer, costs=costs[index])
         answers.append(answer)
-    return sorted(answers, key=lambda answer: int(answer.nodes[0])), outliers
+    order = np.argsort([answer.nodes[0] for answer in answers])
+    return [answers[index] for index in order], outliers
 
 
 def _pace(answer: MemberAnswer, broadcast: Broadcast) -> tuple[float, int]:
