@@ -352,17 +352,13 @@ class MaskedSums:
                 self._request(attempt, masked_sum.relay(), self._timeout)
             else:
                 survivors = masked_sum.survivors()
-                self._pay(self._pending.broadcast, masked_sum)
+                private = self._pending.broadcast.private
+                # A private round is paid before any node is asked to open it, and once:
+                # nodes send the same noisy vectors in every attempt.
+                if private is not None and not self._fewest:
+                    self.pay(self._pending.broadcast.round, private.rho)
+                    self._fewest = masked_sum.fewest
                 self._request(attempt, survivors, min(self._timeout, _OPENING))
-
-    def _pay(self, broadcast: Broadcast, masked_sum: MaskedSum) -> None:
-        """Pay for a private round before any node is asked to open it.
-
-        The round is paid once: nodes send the same noisy vectors in every attempt.
-        """
-        if broadcast.private is not None and not self._fewest:
-            self.pay(broadcast.round, broadcast.private.rho)
-            self._fewest = masked_sum.fewest
 
     def _request(
         self, attempt: _Attempt, messages: Mapping[str, FromAggregator], seconds: float

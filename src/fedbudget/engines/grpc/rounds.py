@@ -14,7 +14,6 @@ import asyncio
 import concurrent.futures
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 from fedbudget.engines.grpc.event_loop import LoopThread
@@ -306,7 +305,7 @@ class Rounds:
             pending.ask(OWN, OWN)
             member = self.members[OWN]
             request = RoundRequest(pending.broadcast.to(member.numbers), member.base_round)
-            self.own.ask(request, partial(self._receive_own, pending.broadcast.round))
+            self._thread.spawn(self._ask_own(self.own, request))
 
     def _pack(self, broadcast: Broadcast, base_round: int) -> tuple[list[bytes], int]:
         """Pack a broadcast for nodes whose memory is of the same round.
@@ -314,14 +313,14 @@ class Rounds:
         Returns:
           The messages, and the bytes that compression saves.
         """
-        if base_round != broadcast.round - 1:
-            catch_up = broadcast.catch_up is not None
-            return pack_broadcast(broadcast, base_round, catch_up=catch_up), 0
-        differences = self._compressor.differences(broadcast) if base_round else {}
-        saved = sum(4 * broadcast.w.size - len(each) for each in differences.values())
+        behind = base_round != broadcast.round - 1
+        differences: Mapping[str, bytes] = {}
+        if base_round and not behind:
+            differences = self._compressor.differences(broadcast)
         messages = pack_broadcast(
-            broadcast, base_round, catch_up=False, differences=differences
+            broadcast, base_round, catch_up=behind, differences=differences
         )
+        saved = sum(4 * broadcast.w.size - len(each) for each in differences.values())
         return messages, saved
 
     def _receive(self, name: str, asked: int, answer: MemberAnswer) -> None:
@@ -339,12 +338,13 @@ class Rounds:
                 broadcast.compress, vectors, broadcast.w.size
             )
 
-    def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:
-        error = answer.exception()
-        if isinstance(error, Exception):
+    async def _ask_own(self, own: "OwnNode", request: RoundRequest) -> None:
+        try:
+            answer = await own.answer(request)
+        except Exception as error:
             self._fail(error)
         else:
-            self._receive(OWN, asked, answer.result())
+            self._receive(OWN, request.broadcast.round, answer)
         self.check()
 
     def _fail(self, error: Exception) -> None:
@@ -431,27 +431,14 @@ class OwnNode:
         loop = asyncio.get_running_loop()
         self.trial = await loop.run_in_executor(self._executor, self.worker.start, welcome)
 
-    def ask(
-        self, request: RoundRequest, done: "Callable[[asyncio.Future[Answer]], None]"
-    ) -> None:
-        """Make a round; called in the event loop's thread.
-
-        Args:
-          done: called in the same thread with the answer or the error.
-        """
-
-        def finish(future: "asyncio.Future[Answer]") -> None:
-            self.busy = False
-            if not future.cancelled():
-                done(future)
-
+    async def answer(self, request: RoundRequest) -> Answer:
+        """Make a round."""
+        loop = asyncio.get_running_loop()
         self.busy = True
-        asyncio.get_running_loop().run_in_executor(
-            self._executor, self._answer, request
-        ).add_done_callback(finish)
-
-    def _answer(self, request: RoundRequest) -> Answer:
-        answer = self.worker.answer(request)
+        try:
+            answer = await loop.run_in_executor(self._executor, self.worker.answer, request)
+        finally:
+            self.busy = False
         return replace(answer, costs=replace(answer.costs, here=True))
 
     def close(self) -> None:
