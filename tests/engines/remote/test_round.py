@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.engines.remote.members import Members
-from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.remote.messages import Answer, MaskedAnswer
 from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound, RoundCosts
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.messages import Report
@@ -108,6 +108,37 @@ def test_outliers_are_left_out_and_named() -> None:
     result = ours.close(fleet, {})
     assert [len(each.tallies) for each in result.answers] == [1, 1, 0]
     assert result.outliers == {"b": ("samples",), "c": ("test samples",)}
+
+
+class TestMaskedAnswers:
+    """Members whose reports are known only as a sum."""
+
+    def masked(self, name: str, *, energy: float = 1.0) -> MaskedAnswer:
+        costs = answer(name).costs
+        readings = {**costs.readings, "energy": Reading(energy, energy)}
+        return MaskedAnswer(
+            np.array([NAMES.index(name)]), replace(costs, readings=readings), waited=3.0
+        )
+
+    def test_costs_are_capped_without_reports(self) -> None:
+        ours, fleet = pending(*NAMES, least=3), members()
+        ours.receive("c", self.masked("c", energy=1e6))
+        ours.receive("a", self.masked("a"))
+        ours.receive("b", self.masked("b"))
+        result = ours.close(fleet, {})
+        assert result.enough
+        assert result.outliers == {"c": ("energy",)}
+        assert [each.nodes.tolist() for each in result.answers] == [[0], [1], [2]]
+        assert [each.costs.readings["energy"].whole for each in result.answers] == [1, 1, 1]
+        assert result.times(BROADCAST).times.tolist() == pytest.approx([0.1, 0.2, 0.3])
+        assert [member.rounds for member in fleet.values()] == [1, 1, 1]
+
+    def test_repeated_round_forgets_answers(self) -> None:
+        ours, fleet = pending("a", "b"), members()
+        ours.receive("a", self.masked("a"))
+        ours.begin_again()
+        assert all(map(ours.can_ask, NAMES))
+        assert ours.close(fleet, {}).missed == (0, 1)
 
 
 def test_unexpected_reports_are_not_counted() -> None:
