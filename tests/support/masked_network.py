@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.engines.grpc.masked_rounds import MaskingTerms
+from fedbudget.engines.grpc.masked_sums import MaskedSums
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.secure.identity import Trust
 from fedbudget.secure.messages import Group, Relay, Survivors
-from support.networked import LONG, Network, network
+from support.networked import LONG, RUN, Network, network
 
 PHASES = [Group, Relay, Survivors]
 
@@ -23,8 +24,14 @@ class Died(Exception):
 def masked(
     method: str = "accelerated", threshold: float = 0.51, **more: Any
 ) -> Iterator[Network]:
-    with network(method, masking=MaskingTerms(threshold), **more) as net:
+    with network(method, reports=MaskedSums(RUN, threshold, Trust()), **more) as net:
         yield net
+
+
+def masked_sums(net: Network) -> MaskedSums:
+    reports = net.server._rounds.reports
+    assert isinstance(reports, MaskedSums)
+    return reports
 
 
 def started(net: Network, nodes: int = 4) -> list[Any]:

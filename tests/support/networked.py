@@ -139,7 +139,7 @@ def without_network(
 
 def node_numbers(collected: CollectedRound) -> list[int]:
     """Numbers of the nodes that reported in a round."""
-    return [int(answer.report.nodes[0]) for answer in collected.answers]
+    return [int(answer.nodes[0]) for answer in collected.answers]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -36,7 +36,7 @@ from fedbudget.settings.compatibility import automatic_step
 from fedbudget.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from fedbudget.engines.grpc.masked_rounds import MaskingTerms
+    from fedbudget.engines.grpc.masked_sums import MaskedSums
 
 THRESHOLD = 2 / 3
 """Default fraction of a group that must stay for its masked sum to be opened."""
@@ -126,10 +126,13 @@ def require_own_samples(
         )
 
 
-def masking_terms(settings: Settings, client_ca: Path | None) -> "MaskingTerms | None":
-    """Return the terms of secure aggregation, if the settings request it.
+def masked_sums(
+    settings: Settings, run: str, client_ca: Path | None
+) -> "MaskedSums | None":
+    """Return the aggregator's part of secure aggregation, if the settings request it.
 
     Args:
+      run: name of the run.
       client_ca: certificate authority that signs the certificates of nodes.
     """
     if not settings.secure_aggregation:
@@ -139,10 +142,11 @@ def masking_terms(settings: Settings, client_ca: Path | None) -> "MaskingTerms |
             "`secure_aggregation` needs cryptography; install it with: "
             "pip install 'fedbudget[network]'"
         )
-    from fedbudget.engines.grpc.masked_rounds import MaskingTerms
+    from fedbudget.engines.grpc.masked_sums import MaskedSums
     from fedbudget.secure.identity import trust_of
 
-    return MaskingTerms(settings.secure_threshold or THRESHOLD, trust_of(client_ca, None))
+    threshold = settings.secure_threshold or THRESHOLD
+    return MaskedSums(run, threshold, trust_of(client_ca, None))
 
 
 def with_sums_only(method: Method, threshold: float | None) -> Method:

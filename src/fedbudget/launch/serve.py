@@ -41,7 +41,7 @@ from fedbudget.launch.method import build_meters, build_method
 from fedbudget.launch.monitoring import Metrics
 from fedbudget.launch.monitoring import serving as serving_metrics
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.privacy import is_private, masking_terms, with_privacy, with_sums_only
+from fedbudget.launch.privacy import is_private, masked_sums, with_privacy, with_sums_only
 from fedbudget.launch.resume import recalling, require_engine, require_same_model
 from fedbudget.launch.task import (
     NODES,
@@ -148,7 +148,8 @@ def serving(
     """
     if resumed is not None:
         require_engine(resumed, "network")
-    masking = masking_terms(settings, security.client_ca)
+    run = secrets.token_hex(8) if resumed is None else str(resumed.engine["run"])
+    sums = masked_sums(settings, run, security.client_ca)
     credentials = aggregator_credentials(security.cert, security.key, security.client_ca)
     require_privacy(
         listen.address, encrypted=credentials is not None, insecure=security.insecure
@@ -174,7 +175,7 @@ def serving(
         classes = settings.classes
         server = AggregatorServer(
             listen.address,
-            run=secrets.token_hex(8) if resumed is None else str(resumed.engine["run"]),
+            run=run,
             tokens=tokens,
             allowed=frozenset(map(check_name, listen.allow)) or None,
             limits=PeerLimits(listen.max_nodes_each, listen.max_classes),
@@ -184,7 +185,7 @@ def serving(
             model=settings.model if model is None else describe(model),
             classes=None if classes is None else tuple(map(category_name, classes)),
             max_share=settings.max_share,
-            masking=masking,
+            reports=sums,
             changed=count,
         )
         if own is not None:
@@ -203,7 +204,8 @@ def serving(
 
             def folder_made(folder: Path) -> None:
                 server.open_audit(folder)
-                server.pay_before_opening(PaymentLog(folder).record)
+                if sums is not None:
+                    sums.pay = PaymentLog(folder).record
 
             yield replace(prepared, callbacks=callbacks, folder_made=folder_made)
         except UserError as error:

@@ -257,7 +257,7 @@ def test_revoked_token_drops_node(tmp_path: Path, caplog: pytest.LogCaptureFixtu
             revoked.result(LONG)
         wait_until(lambda: "node-1 at " in caplog.text)
         assert "is revoked: its token was revoked" in caplog.text
-        assert [int(answer.report.nodes[0]) for answer in net.round().answers] == [0]
+        assert [int(answer.nodes[0]) for answer in net.round().answers] == [0]
         assert not kept.done()
 
 

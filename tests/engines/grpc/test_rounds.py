@@ -226,7 +226,7 @@ def test_restart_after_report_loses_memory() -> None:
         net.join(0)
         net.ready(2)
         held.go.set()
-        assert [answer.report.nodes.tolist() for answer in net.finish().answers] == [
+        assert [answer.nodes.tolist() for answer in net.finish().answers] == [
             [0],
             [1],
         ]
@@ -251,7 +251,7 @@ def test_duplicate_report_counts_once(
     peer.send_if_open(*report_of(broadcast), *report_of(broadcast))
     wait_until(lambda: "is dropped: 'report' instead of 'nothing'" in caplog.text)
     held.go.set()
-    assert [int(answer.report.nodes[0]) for answer in net.finish().answers] == [0, 1, 2, 3]
+    assert [int(answer.nodes[0]) for answer in net.finish().answers] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("what", [float("nan"), float("inf"), -float("inf"), 3.4e38])

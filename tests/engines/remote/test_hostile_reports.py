@@ -89,7 +89,7 @@ def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
             counted += node < 2
         collected = pending.close(members, {})
         assert counted == 2
-        assert {0, 1} <= {int(answer.report.nodes[0]) for answer in collected.answers}
+        assert {0, 1} <= {int(answer.nodes[0]) for answer in collected.answers}
         own = Snapshot({"time": 0.6, "cpu": 0.1})
         usage = RoundCosts.of(collected.answers, own, 1000).usage(max(1, message.tau))
         message = aggregator.receive(collected.reports, meters.read(usage))

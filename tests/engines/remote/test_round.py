@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.engines.remote.members import Members
-from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.remote.messages import Answer, MaskedAnswer
 from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound, RoundCosts
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.messages import Report
@@ -110,6 +110,37 @@ def test_outliers_are_left_out_and_named() -> None:
     assert result.outliers == {"b": ("samples",), "c": ("test samples",)}
 
 
+class TestMaskedAnswers:
+    """Members whose reports are known only as a sum."""
+
+    def masked(self, name: str, *, energy: float = 1.0) -> MaskedAnswer:
+        costs = answer(name).costs
+        readings = {**costs.readings, "energy": Reading(energy, energy)}
+        return MaskedAnswer(
+            np.array([NAMES.index(name)]), replace(costs, readings=readings), waited=3.0
+        )
+
+    def test_costs_are_capped_without_reports(self) -> None:
+        ours, fleet = pending(*NAMES, least=3), members()
+        ours.receive("c", self.masked("c", energy=1e6))
+        ours.receive("a", self.masked("a"))
+        ours.receive("b", self.masked("b"))
+        result = ours.close(fleet, {})
+        assert result.enough
+        assert result.outliers == {"c": ("energy",)}
+        assert [each.nodes.tolist() for each in result.answers] == [[0], [1], [2]]
+        assert [each.costs.readings["energy"].whole for each in result.answers] == [1, 1, 1]
+        assert result.times(BROADCAST).times.tolist() == pytest.approx([0.1, 0.2, 0.3])
+        assert [member.rounds for member in fleet.values()] == [1, 1, 1]
+
+    def test_repeated_round_forgets_answers(self) -> None:
+        ours, fleet = pending("a", "b"), members()
+        ours.receive("a", self.masked("a"))
+        ours.begin_again()
+        assert all(map(ours.can_ask, NAMES))
+        assert ours.close(fleet, {}).missed == (0, 1)
+
+
 def test_unexpected_reports_are_not_counted() -> None:
     ours = pending("a")
     assert ours.expects("a", 5)
@@ -135,7 +166,7 @@ class TestClose:
         for name in ("c", "a"):
             ours.receive(name, answer(name))
         collected = ours.close(fleet, {})
-        assert [each.report.nodes.tolist() for each in collected.answers] == [[0], [2]]
+        assert [each.nodes.tolist() for each in collected.answers] == [[0], [2]]
         assert (collected.missed, collected.not_finite, collected.enough) == (
             (1,),
             (),
@@ -186,7 +217,7 @@ class TestClose:
         ours.receive("b", answer("b"))
         ours.receive("c", answer("c", float("inf")))
         collected = ours.close(members(), {})
-        assert [each.report.nodes.tolist() for each in collected.answers] == [[0], [2]]
+        assert [each.nodes.tolist() for each in collected.answers] == [[0], [2]]
         assert collected.not_finite == (1,)
 
     def test_all_count_if_none_finite(self) -> None:
@@ -246,7 +277,9 @@ class TestSummedReports:
             collected = ours.close(fleet, {})
             report = collected.reports
             if not needs_reports:
-                assert all(each.report.w is None for each in collected.answers)
+                for each in collected.answers:
+                    assert isinstance(each, Answer)
+                    assert each.report.w is None
                 assert isinstance(report, SummedReports)
             aggregator.state = updated(aggregator.state, round=5)
             after = aggregator.receive(report, ONE)
@@ -282,7 +315,7 @@ def test_no_node_counts_twice(actions: list[tuple[str, str]]) -> None:
         assert not ours.awaited & ours.answers.keys()
         assert ours.awaited <= ours.asked
     collected = ours.close(fleet, {})
-    numbers = [int(each.report.nodes[0]) for each in collected.answers]
+    numbers = [int(each.nodes[0]) for each in collected.answers]
     assert sorted([*numbers, *collected.missed]) == sorted(
         NAMES.index(name) for name in ours.asked
     )

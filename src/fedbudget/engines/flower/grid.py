@@ -363,7 +363,7 @@ class GridNodes:
             if (
                 away
                 and partition == described.partition
-                and len(self.members[node]) == len(described.samples.sizes)
+                and len(self.members[node].numbers) == len(described.samples.sizes)
             ):
                 return node
         return None

@@ -84,11 +84,6 @@ class NodeMasking:
         self._noisy: tuple[object, UInt64] | None = None
 
     @property
-    def on(self) -> bool:
-        """Whether reports are masked on this connection."""
-        return self._terms is not None
-
-    @property
     def round(self) -> int:
         """Number of the current round."""
         return 0 if self._group is None else self._group.round
@@ -122,16 +117,21 @@ class NodeMasking:
         shape = None if worker.trial_tally is None else shape_of(worker.trial_tally)
         return pack_masking_reply(Introduction(self._member.signed_key, shape))
 
-    def hold(self, broadcast: Broadcast, answer: Answer) -> None:
-        """Keep a report until it can be masked."""
-        self._trained = broadcast, answer
+    def hold(self, broadcast: Broadcast, answer: Answer) -> bool:
+        """Keep a report until it can be masked.
+
+        Returns:
+          False if reports are not masked on this connection.
+        """
+        self._trained = None if self._terms is None else (broadcast, answer)
+        return self._trained is not None
 
     def answer(self, message: FromAggregator) -> list[bytes]:
         """Return the reply to a message."""
         if isinstance(message, Terms):
             self._terms = message
             return []
-        if self._member is None or not self.on:
+        if self._member is None or self._terms is None:
             raise PeerError("secure aggregation without agreed terms")
         if isinstance(message, Group):
             self._group = message

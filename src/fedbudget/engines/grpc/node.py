@@ -227,7 +227,8 @@ class _Connection:
                 with suppress(*_ENDED):
                     await self.call.done_writing()
                 return message
-            await _hold(self.delay)
+            if self.delay:
+                await asyncio.sleep(self.delay)
             if isinstance(message, Welcome):
                 await self._start(message)
             elif isinstance(message, EncodedBroadcast):
@@ -245,9 +246,8 @@ class _Connection:
             introduction = self.masking.introduce(welcome.run, self.worker)
         except UserError as error:
             await self._refuse(error)
-        await _hold(self.delay)
         if costs is not None:
-            await _send(self.call, [*introduction, *pack_ready(costs)])
+            await self._reply([*introduction, *pack_ready(costs)])
             self.joined(welcome.task)
 
     async def _mask(self, message: masking_messages.FromAggregator) -> None:
@@ -258,60 +258,58 @@ class _Connection:
             )
         except UserError as error:
             await self._refuse(error)
-        if not answers:
-            return
-        await _hold(self.delay)
-        if isinstance(message, masking_messages.Relay):
-            await self._send_report(self.masking.round, answers)
-        else:
-            await _send(self.call, answers)
+        if answers:
+            is_report = isinstance(message, masking_messages.Relay)
+            await self._reply(answers, self.masking.round if is_report else 0)
 
     async def _round(self, encoded: EncodedBroadcast) -> None:
         """Make a round and send its report, unless a farewell arrives first."""
-        quick = self._step_seconds * max(1, encoded.updates) < _QUICK
-        await _hold(self._sent_at + self.worker.limits.min_interval - time.monotonic())
+        updates = max(1, encoded.updates)
+        wait = self._sent_at + self.worker.limits.min_interval - time.monotonic()
+        if wait > 0:  # `sleep(0)` would still let other tasks run first
+            await asyncio.sleep(wait)
         try:
-            if quick and not self._watch.just_resumed:
-                answer: tuple[list[bytes], float] | None = self._train(encoded)
+            if self._step_seconds * updates < _QUICK and not self._watch.just_resumed():
+                answer: tuple[int, list[bytes]] | None = self._train(encoded, updates)
             else:
                 answer = await self._inbox.listen_during(
-                    asyncio.to_thread(self._train, encoded)
+                    asyncio.to_thread(self._train, encoded, updates)
                 )
         except BeyondLimits as error:
             await self._refuse(error)
         # While this machine was suspended, the aggregator may have sent a farewell and
         # ended. Writing first would break the connection and lose the unread farewell.
-        if self._watch.just_resumed:
+        if self._watch.just_resumed():
             listened = await self._inbox.listen_during(asyncio.sleep(_LISTEN, True))
             if listened is None:
                 return
-        if answer is None:
-            return
-        messages, seconds = answer
-        self._step_seconds = seconds / max(1, encoded.updates)
-        if messages:  # otherwise it is sent once it can be masked
-            await _hold(self.delay)
-            await self._send_report(encoded.number, messages)
+        if answer is not None:
+            number, messages = answer
+            if messages:  # otherwise it is sent once it can be masked
+                await self._reply(messages, number)
 
-    def _train(self, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
-        """Return the packed report and its duration; no messages if it is masked later."""
+    def _train(self, encoded: EncodedBroadcast, updates: int) -> tuple[int, list[bytes]]:
+        """Return the round's number and report; no messages if it is masked later."""
         began = time.perf_counter()
         worker = self.worker
         request = encoded.request(worker.w_after(encoded.base_round))
         answer = worker.answer(request)
         messages: list[bytes] = []
-        if self.masking.on:
-            self.masking.hold(request.broadcast, answer)
-        else:
+        if not self.masking.hold(request.broadcast, answer):
             messages = pack_report(
                 answer.report, answer.costs, worker.encode(answer.report), answer.tallies
             )
-        return messages, time.perf_counter() - began
+        self._step_seconds = (time.perf_counter() - began) / updates
+        return answer.report.round, messages
 
-    async def _send_report(self, number: int, messages: list[bytes]) -> None:
+    async def _reply(self, messages: list[bytes], number: int = 0) -> None:
+        """Send a reply, or the report of round `number`."""
+        if self.delay:
+            await asyncio.sleep(self.delay)
         await _send(self.call, messages)
-        self._sent_at = time.monotonic()
-        self.on_report(number, sum(map(len, messages)))
+        if number:
+            self._sent_at = time.monotonic()
+            self.on_report(number, sum(map(len, messages)))
 
     async def _refuse(self, error: UserError) -> NoReturn:
         """Send the reason, and leave."""
@@ -390,25 +388,21 @@ class SuspensionWatch:
         self._due = self._loop.time()
         self._timer = self._loop.call_soon(self._tick)
 
-    @property
     def just_resumed(self) -> bool:
         """Whether this process was suspended until less than a second ago."""
-        self._update()
-        return self._loop.time() - self._late_at < _TICK
+        now = self._loop.time()
+        if now - self._due > _TICK:
+            self._due = now
+            self._late_at = now
+        return now - self._late_at < _TICK
 
     def close(self) -> None:
         self._timer.cancel()
 
     def _tick(self) -> None:
-        self._update()
+        self.just_resumed()
         self._due = self._loop.time() + _TICK
         self._timer = self._loop.call_at(self._due, self._tick)
-
-    def _update(self) -> None:
-        now = self._loop.time()
-        if now - self._due > _TICK:
-            self._due = now
-            self._late_at = now
 
 
 async def _send(call: Any, messages: list[bytes]) -> None:
@@ -417,11 +411,6 @@ async def _send(call: Any, messages: list[bytes]) -> None:
             await call.write(message)
         except _ENDED:
             return  # the call has ended meanwhile; the next read raises the reason
-
-
-async def _hold(seconds: float) -> None:
-    if seconds > 0:  # `sleep(0)` would still let other tasks run first
-        await asyncio.sleep(seconds)
 
 
 def _channel(address: str, credentials: Any) -> Any:

@@ -74,16 +74,11 @@ class Peer:
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
-    def idle(self) -> bool:
-        """Whether it is ready and no report is due."""
-        return self.trial is not None and not self.asked
-
-    @property
     def state(self) -> str:
         """Short text for the user."""
         if self.trial is None:
             return "preparing"
-        return "idle" if self.idle else "at work"
+        return "at work" if self.asked else "idle"
 
 
 class Peers:

@@ -1,8 +1,9 @@
 """The rounds of a run: which nodes are asked, and when a round is over.
 
 engines/remote/round.py keeps the books of a round. This file sends the messages and sets
-the timers. `OwnNode` is the node inside the aggregator's process, for an aggregator with
-data.
+the timers. A `ReportCollector` decides how reports are requested, received and summed:
+`PlainReports` here, or `MaskedSums` in masked_sums.py. `OwnNode` is the node inside the
+aggregator's process, for an aggregator with data.
 
 Threads: everything runs in the event loop's thread, with two exceptions. `Rounds.finish` is
 called by the aggregator's thread. `OwnNode` trains in a thread of its own, and its results
@@ -11,30 +12,127 @@ return to the event loop.
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import ClassVar
+from typing import Protocol
 
 from fedbudget.engines.grpc.event_loop import LoopThread
-from fedbudget.engines.grpc.messages import pack_broadcast
+from fedbudget.engines.grpc.messages import FromNode, NodeReader, pack_broadcast
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
 from fedbudget.engines.remote.members import OWN, Members
-from fedbudget.engines.remote.messages import Answer, MaskedReport, RoundRequest, Welcome
+from fedbudget.engines.remote.messages import (
+    Answer,
+    MemberAnswer,
+    RoundRequest,
+    Welcome,
+    report_vectors,
+)
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.protocol import compression
+from fedbudget.protocol.features import compression
 from fedbudget.protocol.features.compression import BroadcastCompressor
-from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError
+from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.resources import most_within
 from fedbudget.resources.resource import NodeCosts
-from fedbudget.secure import messages as masking
 
 _NOT_FINITE = 3  # consecutive invalid reports after which a node is dropped
 _NEVER = 1e6  # seconds; no timer is set for a longer wait
 
-_Packed = dict[tuple[int, ...], list[bytes]]
-"""Packed broadcasts for nodes of the previous round, by the number of updates they make."""
+Pending = PendingRound[str]
+
+
+class ReportCollector(Protocol):
+    """How the reports of a round are requested, received and summed."""
+
+    @property
+    def fewest(self) -> int:
+        """Number of nodes that any round needs."""
+
+    def reader(self) -> NodeReader:
+        """Create the reader of a new peer's messages."""
+
+    def before_welcome(self) -> list[bytes]:
+        """Messages to a peer that precede its welcome."""
+
+    def require_ready(self, peer: Peer) -> None:
+        """Raise `PeerError` if a peer sends `ready` too early."""
+
+    def withdraw(self, peer: Peer) -> None:
+        """Forget a peer that has left."""
+
+    def begin(
+        self,
+        pending: Pending,
+        members: Members[str],
+        peers: Peers,
+        wake_at: Callable[[float], None],
+    ) -> None:
+        """Begin a round.
+
+        Args:
+          wake_at: requests a call of `next_step` at a time, by the event loop's clock.
+        """
+
+    def requests(self, idle: Sequence[Peer]) -> Iterable[tuple[Peer, list[bytes]]]:
+        """Choose idle peers to ask, each with the messages that precede its broadcast."""
+
+    def accept(self, peer: Peer, message: FromNode) -> MemberAnswer | None:
+        """Accept a message; returns the peer's answer if the message has it."""
+
+    def next_step(self, now: float) -> NextStep:
+        """Decide what to do next; called after each event of the round."""
+
+    def close(self, instances: Mapping[str, str]) -> CollectedRound:
+        """End the round; see `PendingRound.close`."""
+
+
+class PlainReports:
+    """Collects the reports of single members."""
+
+    fewest = 1
+
+    def reader(self) -> NodeReader:
+        return NodeReader()
+
+    def before_welcome(self) -> list[bytes]:
+        return []
+
+    def require_ready(self, peer: Peer) -> None:
+        """A plain report needs no preparation."""
+
+    def withdraw(self, peer: Peer) -> None:
+        """There is no state of peers here."""
+
+    def begin(
+        self,
+        pending: Pending,
+        members: Members[str],
+        peers: Peers,
+        wake_at: Callable[[float], None],
+    ) -> None:
+        self._pending = pending
+        self._members = members
+
+    def requests(self, idle: Sequence[Peer]) -> Iterable[tuple[Peer, list[bytes]]]:
+        broadcast = self._pending.broadcast
+        for peer in idle:
+            member = self._members[peer.name]
+            peer.reader.expect_report(broadcast, member.numbers, member.counted)
+        return [(peer, []) for peer in idle]
+
+    def accept(self, peer: Peer, message: FromNode) -> Answer:
+        assert isinstance(message, Answer)
+        expected = peer.hello.samples.test_samples
+        if any(tally.samples != expected for tally in message.tallies):
+            raise PeerError(f"test results that do not cover its {expected} test samples")
+        peer.asked = 0
+        return message
+
+    def next_step(self, now: float) -> NextStep:
+        return self._pending.next_step(now, self._members)
+
+    def close(self, instances: Mapping[str, str]) -> CollectedRound:
+        return self._pending.close(self._members, instances)
 
 
 class Rounds:
@@ -42,27 +140,28 @@ class Rounds:
 
     Args:
       compressor: of broadcast vectors.
+      reports: how reports are collected.
     """
 
-    masked: ClassVar[bool] = False
-    """Whether reports are masked; see masked_rounds.py."""
-
     def __init__(
-        self, thread: LoopThread, peers: Peers, compressor: BroadcastCompressor
+        self,
+        thread: LoopThread,
+        peers: Peers,
+        compressor: BroadcastCompressor,
+        reports: ReportCollector,
     ) -> None:
         self.peers = peers
+        self.reports = reports
         self.counters = peers.counters
         self.members: Members[str] = Members()
         self.own: OwnNode | None = None
-        self.pending: PendingRound[str] | None = None
+        self.pending: Pending | None = None
         self._thread = thread
         self._compressor = compressor
         self._timers: list[asyncio.TimerHandle] = []
         self._error: Exception | None = None  # on the aggregator's side
         self._finished: concurrent.futures.Future[CollectedRound] | None = None
         self._stopped = False  # the run was interrupted
-        # writes the payment of a private round; see masked_rounds.py
-        self.pay: Callable[[int, float], None] = lambda round_, rho: None
 
     def count(self, *, ready: bool = False) -> int:
         """Number of connected (or ready) nodes, including the aggregator's own."""
@@ -100,19 +199,18 @@ class Rounds:
             least,
             now + timeout,
             now + left,
-            needs_reports=needs_reports or self.masked,
+            needs_reports=needs_reports,
             resting=self.members.having(resting),
         )
         pending.stopped = self._stopped  # keeps an interruption between two rounds
         self.pending = pending
-        self._prepare(timeout)
+        self.reports.begin(pending, self.members, self.peers, self._wake_at)
         try:
             self._ask_idle(pending)
         except Exception as error:
             self._fail(error)
-        for when in (pending.deadline, pending.end):
-            if when < now + _NEVER:
-                self._check_at(max(now, when), when)
+        self._wake_at(pending.deadline)
+        self._wake_at(pending.end)
 
     def finish(self, finished: "concurrent.futures.Future[CollectedRound]") -> None:
         """Set the round's result as soon as it is over; from the aggregator's thread.
@@ -128,46 +226,36 @@ class Rounds:
         """Take the round's next step.
 
         Args:
-          when: a lower bound of the current time; see `_check_at`.
+          when: a lower bound of the current time; see `_wake_at`.
         """
         pending = self.pending
         if pending is None:
             return
-        step = pending.next_step(max(when, self._thread.loop.time()), self.members)
-        if step is NextStep.ASK:
-            self._ask_idle(pending)
-        elif step is not NextStep.WAIT:
+        now = max(when, self._thread.loop.time())
+        try:
+            step = self.reports.next_step(now)
+            if step is NextStep.ASK:
+                self._ask_idle(pending)
+        except Exception as error:
+            self._fail(error)
+            step = NextStep.CLOSE
+        if step in (NextStep.CLOSE, NextStep.GIVE_UP):
             self._finish(pending)
 
-    def receive_from(self, peer: Peer, answer: Answer) -> None:
-        """Accept a peer's report.
-
-        Its costs are capped by the time since it was asked. It must cover the number of
-        test samples announced in its hello.
-        """
-        expected = peer.hello.samples.test_samples
-        if any(tally.samples != expected for tally in answer.tallies):
-            raise PeerError(f"test results that do not cover its {expected} test samples")
+    def receive(self, peer: Peer, message: FromNode) -> None:
+        """Accept a peer's message; its costs are capped by the time since it was asked."""
         asked = peer.asked
-        peer.asked = 0
-        tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
-        waited = self._thread.loop.time() - peer.asked_at
-        costs = answer.costs.within(most_within(waited), tau)
-        self._receive(peer.name, asked, replace(answer, costs=costs, waited=waited))
-
-    def before_welcome(self) -> list[bytes]:
-        """Messages to a peer that precede its welcome."""
-        return []
-
-    def receive_masking(self, peer: Peer, message: masking.FromNode | MaskedReport) -> None:
-        """Accept a message of secure aggregation."""
-        raise LocalError("reports are not masked here")
-
-    def require_ready(self, peer: Peer) -> None:
-        """Raise `PeerError` if a peer sends `ready` too early."""
+        answer = self.reports.accept(peer, message)
+        if answer is not None:
+            waited = self._thread.loop.time() - peer.asked_at
+            tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
+            costs = answer.costs.within(most_within(waited), tau)
+            self._receive(peer.name, asked, replace(answer, costs=costs, waited=waited))
+        self.check()
 
     def withdraw(self, peer: Peer) -> None:
         """Stop waiting for a peer that has left."""
+        self.reports.withdraw(peer)
         if self.pending is not None and peer.asked == self.pending.broadcast.round:
             self.pending.withdraw(peer.name)
         if self.pending is None or peer.name not in self.pending.asked:
@@ -175,12 +263,11 @@ class Rounds:
 
     def warn_too_few(self) -> None:
         """Log a warning if the round has to wait for more nodes."""
-        if self.pending is not None and self.count() < (least := self.fewest(self.pending)):
+        if self.pending is None:
+            return
+        least = max(self.pending.least, self.reports.fewest)
+        if self.count() < least:
             LOG.warning("a round waits for nodes: %d here, %d needed", self.count(), least)
-
-    def fewest(self, pending: PendingRound[str]) -> int:
-        """Number of nodes that the round needs."""
-        return pending.least
 
     def stop(self) -> None:
         """End this round and all later ones with the reports they have."""
@@ -188,91 +275,84 @@ class Rounds:
         if self.pending is not None:
             self.pending.stopped = True
 
-    def _prepare(self, timeout: float) -> None:
-        """Reset the state of the previous round."""
-
-    def _check_at(self, at: float, when: float) -> None:
+    def _wake_at(self, when: float) -> None:
         """Set a timer. It passes its due time on, because it may fire slightly early."""
-        self._timers.append(self._thread.loop.call_at(at, self.check, when))
+        loop = self._thread.loop
+        if when < loop.time() + _NEVER:
+            self._timers.append(loop.call_at(when, self.check, when))
 
-    def _ask_idle(self, pending: PendingRound[str]) -> None:
+    def _ask_idle(self, pending: Pending) -> None:
         """Ask all idle nodes that have not answered in this round."""
-        packed: _Packed = {}
-        for peer in self.peers:
-            if peer.idle and pending.can_ask(peer.name):
-                self._ask(pending, peer, packed)
+        idle = [
+            peer
+            for peer in self.peers
+            if peer.trial is not None and not peer.asked and pending.can_ask(peer.name)
+        ]
+        packed: dict[object, tuple[list[bytes], int]] = {}
+        for peer, before in self.reports.requests(idle):
+            member = self.members[peer.name]
+            broadcast = pending.broadcast.to(member.numbers)
+            key = (member.base_round, broadcast.work)
+            if key not in packed:
+                packed[key] = self._pack(broadcast, member.base_round)
+            messages, saved = packed[key]
+            self.counters.saved += saved
+            peer.asked = broadcast.round
+            peer.asked_at = self._thread.loop.time()
+            pending.ask(peer.name, peer.hello.instance)
+            self.peers.send(peer, before + messages)
         if self.own is not None and not self.own.busy and pending.can_ask(OWN):
             pending.ask(OWN, OWN)
             member = self.members[OWN]
             request = RoundRequest(pending.broadcast.to(member.numbers), member.base_round)
-            self.own.ask(request, partial(self._receive_own, pending.broadcast.round))
+            self._thread.spawn(self._ask_own(self.own, request))
 
-    def _ask(self, pending: PendingRound[str], peer: Peer, packed: _Packed) -> None:
-        member = self.members[peer.name]
-        peer.asked = pending.broadcast.round
-        peer.asked_at = self._thread.loop.time()
-        pending.ask(peer.name, peer.hello.instance)
-        self._expect(peer, pending.broadcast)
-        base_round = member.base_round
-        broadcast = pending.broadcast.to(member.numbers)
-        if base_round != broadcast.round - 1:
-            catch_up = broadcast.catch_up is not None
-            self.peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up))
-            return
-        differences = self._compressor.differences(broadcast) if base_round else {}
-        updates = () if broadcast.work is None else broadcast.work.updates
-        if updates not in packed:
-            packed[updates] = pack_broadcast(
-                broadcast, base_round, catch_up=False, differences=differences
-            )
-        self.counters.saved += sum(
-            4 * broadcast.w.size - len(difference) for difference in differences.values()
+    def _pack(self, broadcast: Broadcast, base_round: int) -> tuple[list[bytes], int]:
+        """Pack a broadcast for nodes whose memory is of the same round.
+
+        Returns:
+          The messages, and the bytes that compression saves.
+        """
+        behind = base_round != broadcast.round - 1
+        differences: Mapping[str, bytes] = {}
+        if base_round and not behind:
+            differences = self._compressor.differences(broadcast)
+        messages = pack_broadcast(
+            broadcast, base_round, catch_up=behind, differences=differences
         )
-        self.peers.send(peer, packed[updates])
+        saved = sum(4 * broadcast.w.size - len(each) for each in differences.values())
+        return messages, saved
 
-    def _expect(self, peer: Peer, broadcast: Broadcast) -> None:
-        """Set the report that the peer's reader accepts next."""
-        member = self.members[peer.name]
-        peer.reader.expect_report(broadcast, member.numbers, member.counted)
-
-    def _receive(self, name: str, asked: int, answer: Answer) -> None:
-        """Accept a report, in the round for which it was requested."""
-        if self.pending is None or not self.pending.expects(name, asked):
+    def _receive(self, name: str, asked: int, answer: MemberAnswer) -> None:
+        """Accept an answer, in the round for which it was requested."""
+        pending = self.pending
+        if pending is None or not pending.expects(name, asked):
             self.counters.late += 1
-            LOG.info(
-                "%s's report of round %d was too late and is discarded",
-                name,
-                answer.report.round,
+            LOG.info("%s's report of round %d was too late and is discarded", name, asked)
+            return
+        pending.receive(name, answer)
+        broadcast = pending.broadcast
+        if broadcast.compress is not None:
+            vectors = len(answer.nodes) * len(report_vectors(broadcast))
+            self.counters.saved += compression.saved_bytes(
+                broadcast.compress, vectors, broadcast.w.size
             )
-        else:
-            self.pending.receive(name, answer)
-            self.counters.saved += self._saved(self.pending.broadcast, answer)
-        self.check()
 
-    def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:
-        error = answer.exception()
-        if isinstance(error, Exception):
+    async def _ask_own(self, own: "OwnNode", request: RoundRequest) -> None:
+        try:
+            answer = await own.answer(request)
+        except Exception as error:
             self._fail(error)
-            self.check()
         else:
-            self._receive(OWN, asked, answer.result())
-
-    def _saved(self, broadcast: Broadcast, answer: Answer) -> int:
-        """Bytes of a report that compression saved."""
-        kind = broadcast.compress or "none"
-        vectors = [getattr(answer.report, name) for name in VECTORS]
-        return sum(
-            compression.saved_bytes(kind, *vector.shape)
-            for vector in vectors
-            if vector is not None
-        )
+            self._receive(OWN, request.broadcast.round, answer)
+        self.check()
 
     def _fail(self, error: Exception) -> None:
         self._error = error
         if self.pending is not None:
             self.pending.stopped = True
 
-    def _finish(self, pending: PendingRound[str]) -> None:
+    def _finish(self, pending: Pending) -> None:
         """Hand the round over, if the aggregator's thread is waiting for it."""
         finished = self._finished
         if finished is None:
@@ -283,16 +363,15 @@ class Rounds:
         except Exception as error:
             finished.set_exception(error)
 
-    def _close(self, pending: PendingRound[str]) -> CollectedRound:
+    def _close(self, pending: Pending) -> CollectedRound:
         if self._error is not None:
             raise self._error
         for timer in self._timers:
             timer.cancel()
         self._timers = []
         self.pending = None
-        collected = pending.close(
-            self.members, {peer.name: peer.hello.instance for peer in self.peers}
-        )
+        instances = {peer.name: peer.hello.instance for peer in self.peers}
+        collected = self.reports.close(instances)
         for name, outliers in collected.outliers.items():
             if not self.members[name].outlier_reported:
                 LOG.warning(
@@ -302,20 +381,19 @@ class Rounds:
                 )
                 self.members[name].outlier_reported = True
         for name in pending.answers:
-            self._check_finite(name)
-        for name in pending.asked:
+            if self.members[name].not_finite:
+                self._check_finite(name)
+        for name in pending.asked - instances.keys():
             self._forget_stranger(name)
         return collected
 
     def _check_finite(self, name: str) -> None:
         """Warn about an invalid report, and drop a node after several in a row."""
         member = self.members[name]
+        LOG.warning(
+            "%s's report has numbers that are not finite or possible; it is left out", name
+        )
         peer = self.peers.get(name)
-        if member.not_finite:
-            LOG.warning(
-                "%s's report has numbers that are not finite or possible; it is left out",
-                name,
-            )
         if member.not_finite >= _NOT_FINITE and peer is not None:
             member.not_finite = 0
             self.peers.drop(
@@ -353,27 +431,14 @@ class OwnNode:
         loop = asyncio.get_running_loop()
         self.trial = await loop.run_in_executor(self._executor, self.worker.start, welcome)
 
-    def ask(
-        self, request: RoundRequest, done: "Callable[[asyncio.Future[Answer]], None]"
-    ) -> None:
-        """Make a round; called in the event loop's thread.
-
-        Args:
-          done: called in the same thread with the answer or the error.
-        """
-
-        def finish(future: "asyncio.Future[Answer]") -> None:
-            self.busy = False
-            if not future.cancelled():
-                done(future)
-
+    async def answer(self, request: RoundRequest) -> Answer:
+        """Make a round."""
+        loop = asyncio.get_running_loop()
         self.busy = True
-        asyncio.get_running_loop().run_in_executor(
-            self._executor, self._answer, request
-        ).add_done_callback(finish)
-
-    def _answer(self, request: RoundRequest) -> Answer:
-        answer = self.worker.answer(request)
+        try:
+            answer = await loop.run_in_executor(self._executor, self.worker.answer, request)
+        finally:
+            self.busy = False
         return replace(answer, costs=replace(answer.costs, here=True))
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
@@ -23,7 +23,7 @@ from fedbudget.engines.grpc.admission import AdmissionControl
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.messages import pack_farewell
 from fedbudget.engines.grpc.peers import LOG, REVOKED, Peer, Peers
-from fedbudget.engines.grpc.rounds import OwnNode, Rounds
+from fedbudget.engines.grpc.rounds import OwnNode, PlainReports, ReportCollector, Rounds
 from fedbudget.engines.grpc.service import PeerLimits, Service
 from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD
 from fedbudget.engines.grpc.tokens import TokenFile, Tokens
@@ -39,9 +39,6 @@ from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.resources.resource import NodeCosts
-
-if TYPE_CHECKING:
-    from fedbudget.engines.grpc.masked_rounds import MaskingTerms
 
 _FAREWELL_PATIENCE = 5.0  # seconds for nodes to close their streams after a farewell
 _TOKEN_INTERVAL = 1.0  # seconds between two checks for revoked tokens
@@ -77,7 +74,7 @@ class AggregatorServer:
       classes: all allowed classes; nodes with others are refused from the start.
       max_share: largest share of one node in the average, with three or more nodes; see
         `Members`.
-      masking: terms of secure aggregation; None for plain reports.
+      reports: how reports are collected; one by one if None.
       changed: called in the server's thread when nodes join, are ready or leave, with the
         numbers of connected and of ready nodes.
     """
@@ -96,7 +93,7 @@ class AggregatorServer:
         model: str | ModelDescription | None = None,
         classes: Sequence[str] | None = None,
         max_share: float | None = None,
-        masking: "MaskingTerms | None" = None,
+        reports: ReportCollector | None = None,
         changed: Callable[[int, int], None] = lambda connected, ready: None,
     ) -> None:
         self.run = run
@@ -113,7 +110,12 @@ class AggregatorServer:
         self._thread = LoopThread("fedbudget-server")
         self._peers = Peers(self._thread, self._left)
         self.counters = self._peers.counters
-        self._rounds = self._make_rounds(compressor or BroadcastCompressor("none"), masking)
+        self._rounds = Rounds(
+            self._thread,
+            self._peers,
+            compressor or BroadcastCompressor("none"),
+            reports or PlainReports(),
+        )
         self._admission = AdmissionControl(tokens, allowed)
         self._service = Service(
             run,
@@ -125,16 +127,6 @@ class AggregatorServer:
             classes=classes,
             limits=limits or PeerLimits(),
         )
-
-    def _make_rounds(
-        self, compressor: BroadcastCompressor, masking: "MaskingTerms | None"
-    ) -> Rounds:
-        if masking is None:
-            return Rounds(self._thread, self._peers, compressor)
-        # Needs the optional package cryptography.
-        from fedbudget.engines.grpc.masked_rounds import MaskedRounds
-
-        return MaskedRounds(self._thread, self._peers, compressor, self.run, masking)
 
     @property
     def members(self) -> Members[str]:
@@ -188,14 +180,6 @@ class AggregatorServer:
     def add_own_node(self, worker: Worker) -> None:
         """Make the aggregator a node too."""
         self._rounds.own = OwnNode(worker)
-
-    def pay_before_opening(self, pay: Callable[[int, float], None]) -> None:
-        """Set the callback that writes the payment of a private round.
-
-        Under secure aggregation, it is called with the round's number and ρ before nodes
-        are asked to open the round.
-        """
-        self._rounds.pay = pay
 
     def wait_for(
         self,

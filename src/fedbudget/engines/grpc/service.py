@@ -16,10 +16,10 @@ from typing import Any
 import grpc
 
 from fedbudget.engines.grpc.admission import AdmissionControl, Refusal, address_of
-from fedbudget.engines.grpc.messages import FromNode, NodeReader, pack_welcome
+from fedbudget.engines.grpc.messages import FromNode, pack_welcome
 from fedbudget.engines.grpc.peers import FRAME, LOG, REVOKED, Capacity, Peer
 from fedbudget.engines.grpc.rounds import Rounds
-from fedbudget.engines.remote.messages import Answer, Hello, Ready, Welcome
+from fedbudget.engines.remote.messages import Hello, Ready, Welcome
 from fedbudget.engines.remote.task import MOST_NODES, Task, require_classes, require_model
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError
@@ -103,11 +103,11 @@ class Service:
         peer.asked_at = asyncio.get_running_loop().time()
         peer.reader.expect_ready()
         welcome = pack_welcome(Welcome(self.run, self.task, tuple(member.numbers.tolist())))
-        self.rounds.peers.send(peer, [*self.rounds.before_welcome(), *welcome])
+        self.rounds.peers.send(peer, self.rounds.reports.before_welcome() + welcome)
 
     async def _greet(self, name: str, token: str, context: Any) -> Peer:
         """Read the hello and admit the peer."""
-        reader = NodeReader(self.rounds.masked)
+        reader = self.rounds.reports.reader()
         data = await self._read(context, _HELLO_PATIENCE)
         if data is None:
             raise PeerError("it left without a hello")
@@ -157,8 +157,8 @@ class Service:
         except PeerError as error:
             raise Refusal(unfit, f"{name}'s data do not fit: {error}") from None
         member = self.rounds.members.get(name)
-        if member is not None and len(member) != nodes:
-            raise Refusal(unfit, f"{name} had {len(member)} nodes, not {nodes}")
+        if member is not None and len(member.numbers) != nodes:
+            raise Refusal(unfit, f"{name} had {len(member.numbers)} nodes, not {nodes}")
         if before is None and self.rounds.count() + nodes > self.most:
             raise Refusal(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -169,14 +169,12 @@ class Service:
         """Handle a peer's messages until it leaves."""
         while (message := await self._next_message(peer)) is not None:
             if isinstance(message, Ready):
-                self.rounds.require_ready(peer)
+                self.rounds.reports.require_ready(peer)
                 waited = asyncio.get_running_loop().time() - peer.asked_at
                 peer.trial = message.costs.within(most_within(waited), 1)
                 self.changed()
-            elif isinstance(message, Answer):
-                self.rounds.receive_from(peer, message)
-            elif not isinstance(message, Hello):
-                self.rounds.receive_masking(peer, message)
+            else:
+                self.rounds.receive(peer, message)
             message = None  # frees its vectors while we wait for the next one
 
     async def _next_message(self, peer: Peer) -> FromNode | None:

@@ -67,17 +67,10 @@ class Member:
     def __post_init__(self) -> None:
         self.counted = self.sizes
 
-    def __len__(self) -> int:
-        return len(self.numbers)
-
     def forget(self) -> None:
         """Record that its memory of earlier rounds is lost."""
         self.lost = self.lost or bool(self.base_round)
         self.base_round = 0
-
-    def away_too_long(self, coming: int) -> bool:
-        """Whether a member that is away has missed too many rounds before `coming`."""
-        return bool(self.base_round) and coming - self.base_round > MAX_ROUNDS_AWAY
 
     def saved(self) -> dict[str, Any]:
         """Its state in a checkpoint, as plain JSON."""
@@ -181,7 +174,7 @@ class Members(dict[Key, Member]):
 
     def nodes(self, keys: Iterable[Key]) -> int:
         """Number of nodes of these members."""
-        return sum(len(self[key]) for key in keys)
+        return sum(len(self[key].numbers) for key in keys)
 
     def numbers(self, keys: Iterable[Key]) -> tuple[int, ...]:
         """Numbers of all nodes of these members, ascending."""
@@ -203,15 +196,18 @@ class Members(dict[Key, Member]):
         )
         slowest = max((seconds for seconds, _ in each), default=0.0)
         for seconds, member in each:
-            member.idle = _idle_share(seconds * (member.updates or 1), longest)
-            member.idle_equal = _idle_share(seconds, slowest)
+            member.idle = member.idle_equal = 0.0
+            if longest > 0:  # numpy takes ten times as long for a few nodes
+                busy = seconds * (member.updates or 1)
+                member.idle = round(1 - busy / longest, 3)
+                member.idle_equal = round(1 - seconds / slowest, 3)
 
     def any_lost(self, coming: int, present: Container[Key]) -> bool:
         """Whether `take_lost` would return any node; from any thread."""
-        members = list(self.items())
+        earliest = coming - MAX_ROUNDS_AWAY
         return any(
-            member.lost or (key not in present and member.away_too_long(coming))
-            for key, member in members
+            member.lost or (0 < member.base_round < earliest and key not in present)
+            for key, member in list(self.items())
         )
 
     def take_lost(self, coming: int, present: Container[Key]) -> list[int]:
@@ -222,8 +218,9 @@ class Members(dict[Key, Member]):
           present: keys of connected members.
         """
         lost: list[int] = []
+        earliest = coming - MAX_ROUNDS_AWAY
         for key, member in self.items():
-            if key not in present and member.away_too_long(coming):
+            if 0 < member.base_round < earliest and key not in present:
                 member.forget()
             if member.lost:
                 member.lost = False
@@ -266,11 +263,6 @@ def name_order(name: str) -> tuple[tuple[int, str], ...]:
     """Sort key that compares numbers in names as numbers: node-2 before node-10."""
     parts = re.split(r"(\d+)", name)
     return tuple((int(part), "") if part.isdigit() else (0, part) for part in parts)
-
-
-def _idle_share(busy: float, longest: float) -> float:
-    """Idle fraction, to a thousandth; numpy takes ten times as long for a few nodes."""
-    return round(1 - busy / longest, 3) if longest > 0 else 0.0
 
 
 def _largest_within(sizes: Sequence[int], share: float) -> float:

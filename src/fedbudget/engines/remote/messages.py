@@ -1,11 +1,12 @@
 """Messages between an aggregator and nodes on other machines, for any transport."""
 
 from dataclasses import MISSING, dataclass, fields
-from typing import Annotated
+from functools import cached_property
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from fedbudget.arrays import UInt64
+from fedbudget.arrays import Int64, UInt64
 from fedbudget.engines.remote.task import MOST_NODES, Name, SamplesDescription, Task
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.description import ModelDescription
@@ -81,12 +82,29 @@ class Answer:
     tally_bytes: int = 0
     waited: float = 0.0
 
-    @property
-    def line_seconds(self) -> float:
-        """Transfer time of the messages: the wait without the node's own work."""
-        evaluation = self.costs.evaluation.get("time")
-        evaluating = 0.0 if evaluation is None else evaluation.whole
-        return max(0.0, self.waited - self.costs.seconds - evaluating)
+    @cached_property
+    def nodes(self) -> Int64:
+        """Numbers of the member's nodes."""
+        return self.report.nodes
+
+
+@dataclass(frozen=True)
+class MaskedAnswer:
+    """The answer of a member whose report is known only as a part of the sum.
+
+    Args:
+      nodes: numbers of the member's nodes.
+      waited: as in `Answer`.
+    """
+
+    nodes: Int64
+    costs: NodeCosts
+    waited: float = 0.0
+    tallies: ClassVar[tuple[Tally, ...]] = ()
+    tally_bytes: ClassVar[int] = 0
+
+
+MemberAnswer = Answer | MaskedAnswer
 
 
 @dataclass(frozen=True)

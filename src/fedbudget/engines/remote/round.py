@@ -21,10 +21,9 @@ from typing import Any, Generic
 
 import numpy as np
 
-from fedbudget.arrays import Float64
 from fedbudget.engines.remote.encodings import plausible_tallies
 from fedbudget.engines.remote.members import Key, Members
-from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.remote.messages import Answer, MemberAnswer
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.protocol.combine import FEWEST, capped_reports, reference
@@ -76,7 +75,7 @@ class PendingRound(Generic[Key]):
     end: float = float("inf")
     asked: set[Key] = field(default_factory=set)
     awaited: set[Key] = field(default_factory=set)
-    answers: dict[Key, Answer] = field(default_factory=dict)
+    answers: dict[Key, MemberAnswer] = field(default_factory=dict)
     instances: dict[Key, str] = field(default_factory=dict)
     failures: dict[Key, int] = field(default_factory=dict)
     failure: str = ""
@@ -105,16 +104,22 @@ class PendingRound(Generic[Key]):
         """Whether a member's report of round `number` is awaited; otherwise it is late."""
         return number == self.broadcast.round and key in self.awaited
 
-    def receive(self, key: Key, answer: Answer) -> None:
-        """Add an awaited report."""
+    def receive(self, key: Key, answer: MemberAnswer) -> None:
+        """Add an awaited answer."""
         self.awaited.discard(key)
-        finite = _is_possible(answer.report)
-        if not finite:
-            self.not_finite.add(key)
-        if not self.needs_reports:
-            sums = self._finite if finite else self._others
-            answer = replace(answer, report=sums.add(answer.report))
+        if isinstance(answer, Answer):
+            finite = _is_possible(answer.report)
+            if not finite:
+                self.not_finite.add(key)
+            if not self.needs_reports:
+                sums = self._finite if finite else self._others
+                answer = replace(answer, report=sums.add(answer.report))
         self.answers[key] = answer
+
+    def begin_again(self) -> None:
+        """Forget all answers; every member may be asked again."""
+        self.awaited.clear()
+        self.answers.clear()
 
     @property
     def vectors(self) -> int:
@@ -200,7 +205,7 @@ class PendingRound(Generic[Key]):
         self,
         members: Members[Key],
         instances: Mapping[Key, str],
-        counted: Mapping[Key, Answer],
+        counted: Mapping[Key, MemberAnswer],
     ) -> None:
         for key, answer in counted.items():
             member = members[key]
@@ -227,7 +232,7 @@ class CollectedRound:
       outliers: names of the capped numbers of each member, by key (protocol/combine.py).
     """
 
-    answers: list[Answer]
+    answers: list[MemberAnswer]
     not_finite: tuple[int, ...]
     missed: tuple[int, ...]
     enough: bool
@@ -238,17 +243,19 @@ class CollectedRound:
     @property
     def reports(self) -> Report | Reports:
         """The reports for the aggregator; at least one is required."""
-        return self.summed or Report.merge([answer.report for answer in self.answers])
+        return self.summed or Report.merge(
+            [answer.report for answer in self.answers if isinstance(answer, Answer)]
+        )
 
     def times(self, broadcast: Broadcast) -> NodeTimes:
         """Seconds of a local update at each node, as measured there."""
-        nodes = np.concatenate([answer.report.nodes for answer in self.answers])
-        if broadcast.work is None:
-            counts = [len(answer.report.nodes) for answer in self.answers]
-            seconds = [answer.costs.step_seconds for answer in self.answers]
-            return NodeTimes(nodes, np.repeat(seconds, counts))
-        each = [_update_seconds(answer, broadcast) for answer in self.answers]
-        return NodeTimes(nodes, np.concatenate(each))
+        members = [answer.nodes for answer in self.answers]
+        steps = [answer.costs.step_seconds for answer in self.answers]
+        nodes = np.concatenate(members)
+        seconds = np.repeat(steps, [len(each) for each in members])
+        if broadcast.work is not None:  # a member measured τ updates
+            seconds = seconds * max(1, broadcast.tau) / broadcast.updates(nodes)
+        return NodeTimes(nodes, seconds)
 
     def evaluation(self, broadcast: Broadcast) -> NodeEvaluation | None:
         """Metrics on the nodes' test samples, if requested and available."""
@@ -262,8 +269,17 @@ class CollectedRound:
 
     @property
     def line_seconds(self) -> dict[int, float]:
-        """Transfer time of each member's messages, by the number of its first node."""
-        return {int(answer.report.nodes[0]): answer.line_seconds for answer in self.answers}
+        """Transfer time of each member's messages, by the number of its first node.
+
+        This is the wait without the member's own work.
+        """
+        seconds = {}
+        for answer in self.answers:
+            evaluation = answer.costs.evaluation.get(TIME.name)
+            evaluating = 0.0 if evaluation is None else evaluation.whole
+            rest = answer.waited - answer.costs.seconds - evaluating
+            seconds[int(answer.nodes[0])] = max(0.0, rest)
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -283,10 +299,10 @@ class RoundCosts:
     tally_bytes: int = 0
 
     @classmethod
-    def of(cls, answers: Sequence[Answer], own: Snapshot, wire_bytes: int) -> "RoundCosts":
-        costs = [
-            replace(answer.costs, nodes=len(answer.report.nodes)) for answer in answers
-        ]
+    def of(
+        cls, answers: Sequence[MemberAnswer], own: Snapshot, wire_bytes: int
+    ) -> "RoundCosts":
+        costs = [replace(answer.costs, nodes=len(answer.nodes)) for answer in answers]
         return cls(costs, own, wire_bytes, sum(answer.tally_bytes for answer in answers))
 
     @property
@@ -387,8 +403,10 @@ def _capped(amount: float, usual: float) -> float:
 
 
 def _cap_answers(
-    counted: Mapping[Key, Answer], summed: SummedReports | None, oversized: Sequence[bool]
-) -> tuple[list[Answer], dict[Key, tuple[str, ...]]]:
+    counted: Mapping[Key, MemberAnswer],
+    summed: SummedReports | None,
+    oversized: Sequence[bool],
+) -> tuple[list[MemberAnswer], dict[Key, tuple[str, ...]]]:
     """Cap the outliers of all answers.
 
     Args:
@@ -396,41 +414,42 @@ def _cap_answers(
 
     Returns: the answers in the order of nodes' numbers, and the outliers by member.
     """
-    reports, report_outliers = capped_reports(
-        [answer.report for answer in counted.values()]
-    )
     costs, cost_outliers = capped_costs([answer.costs for answer in counted.values()])
     plausible = plausible_tallies([answer.tallies for answer in counted.values()])
+    reports, report_outliers = capped_reports(
+        [answer.report for answer in counted.values() if isinstance(answer, Answer)]
+    )
     if summed is not None:
         summed.replace_reports(reports)
     outliers: dict[Key, tuple[str, ...]] = {}
     answers = []
     for index, (key, answer) in enumerate(counted.items()):
-        names: tuple[str, ...] = report_outliers[index] + cost_outliers[index]
-        if not plausible[index]:
-            names = ("test samples", *names)
-            answer = replace(answer, tallies=())
+        names: tuple[str, ...] = cost_outliers[index]
+        if isinstance(answer, Answer):
+            names = report_outliers[index] + names
+            if names:
+                answer = replace(answer, report=reports[index])
+            if not plausible[index]:
+                names = ("test samples", *names)
+                answer = replace(answer, tallies=())
         if oversized[index]:
             names = ("samples", *names)
         if names:
             outliers[key] = names
-            answer = replace(answer, report=reports[index], costs=costs[index])
+            answer = replace(answer, costs=costs[index])
         answers.append(answer)
-    return sorted(answers, key=lambda answer: int(answer.report.nodes[0])), outliers
+    order = np.argsort([answer.nodes[0] for answer in answers])
+    return [answers[index] for index in order], outliers
 
 
-def _update_seconds(answer: Answer, broadcast: Broadcast) -> Float64:
-    """Seconds of one local update at each node of a member, which measured τ of them."""
-    total = answer.costs.step_seconds * max(1, broadcast.tau)
-    return total / broadcast.updates(answer.report.nodes)
-
-
-def _pace(answer: Answer, broadcast: Broadcast) -> tuple[float, int]:
+def _pace(answer: MemberAnswer, broadcast: Broadcast) -> tuple[float, int]:
     """Mean seconds of a local update at a member, and its largest number of updates."""
+    seconds = answer.costs.step_seconds
+    tau = max(1, broadcast.tau)
     if broadcast.work is None:
-        return answer.costs.step_seconds, max(1, broadcast.tau)
-    updates = broadcast.updates(answer.report.nodes)
-    return float(_update_seconds(answer, broadcast).mean()), int(updates.max())
+        return seconds, tau
+    updates = broadcast.updates(answer.nodes)
+    return float((seconds * tau / updates).mean()), int(updates.max())
 
 
 def _is_possible(report: Report) -> bool:

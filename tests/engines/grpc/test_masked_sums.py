@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedbudget.engines.grpc import masking_node
-from fedbudget.engines.grpc.masked_rounds import MaskedRounds
+from fedbudget.engines.grpc.masked_sums import MaskedSums
 from fedbudget.engines.grpc.masking_node import MaskingOptions
 from fedbudget.engines.grpc.node import RefusedByAggregator
 from fedbudget.engines.remote import wire_pb2 as pb
@@ -22,7 +22,15 @@ from fedbudget.secure.contents import OpenedReports
 from fedbudget.secure.identity import KeyIdentity, signed_key
 from fedbudget.secure.masked_sum import MaskedSum
 from fedbudget.secure.messages import Group, Opened, Relay, Shares, Survivors, from_node
-from support.masked_network import PHASES, chi_square, die, masked, repeat_round, started
+from support.masked_network import (
+    PHASES,
+    chi_square,
+    die,
+    masked,
+    masked_sums,
+    repeat_round,
+    started,
+)
 from support.networked import (
     LONG,
     Network,
@@ -224,9 +232,9 @@ def test_aggregator_cannot_open_one_node(
 
 def test_swapped_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The aggregator replaces the keys of a node in a later round."""
-    group = MaskedRounds._group
+    group = MaskedSums._group
 
-    def swapping(self: MaskedRounds, attempt: Any, name: str, broadcast: Any) -> Group:
+    def swapping(self: MaskedSums, attempt: Any, name: str, broadcast: Any) -> Group:
         original = group(self, attempt, name, broadcast)
         if name != "node-0" or broadcast.round < 2:
             return original
@@ -238,7 +246,7 @@ def test_swapped_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             }
         )
 
-    monkeypatch.setattr(MaskedRounds, "_group", swapping)
+    monkeypatch.setattr(MaskedSums, "_group", swapping)
     with masked() as net:
         joined = started(net)
         net.round()
@@ -250,14 +258,14 @@ def test_swapped_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_replayed_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedbudget.engines.grpc.masked_rounds.time.time", lambda: 1000.0)
+    monkeypatch.setattr("fedbudget.engines.grpc.masked_sums.time.time", lambda: 1000.0)
     notices: list[str] = []
     with masked() as net:
         for node in range(4):
             net.join(node, notify=notices.append)
         net.start(4)
         net.round()
-        net.server._rounds._last_attempt -= 1  # type: ignore[attr-defined]
+        masked_sums(net)._last_attempt -= 1
         net.begin()
         wait_until(lambda: any("replayed" in text for text in notices))
         assert net.finish().enough  # another attempt with a new number succeeds
@@ -392,7 +400,7 @@ def test_repeated_round_has_same_noise() -> None:
 def test_round_is_paid_before_opening(at_message: Any) -> None:
     events: list[Any] = []
     with masked("private") as net:
-        net.server.pay_before_opening(lambda round_, rho: events.append((round_, rho)))
+        masked_sums(net).pay = lambda round_, rho: events.append((round_, rho))
         started(net)
         at_message["node-1", Survivors] = lambda: events.append("opened")
         private = net.begin().private
@@ -415,7 +423,7 @@ def test_reopened_round_is_paid_once(
         return self is not sums[0] and can_open(self)
 
     with masked("private", 2 / 3) as net:
-        net.server.pay_before_opening(lambda round_, rho: paid.append(round_))
+        masked_sums(net).pay = lambda round_, rho: paid.append(round_)
         net.join(3, name="node-4")
         started(net, 5)
         monkeypatch.setattr(MaskedSum, "can_open", not_the_first)
@@ -435,7 +443,7 @@ def test_unpaid_round_is_not_opened(at_message: Any) -> None:
         raise WorkError("the disk is full")
 
     with masked("private") as net:
-        net.server.pay_before_opening(pay)
+        masked_sums(net).pay = pay
         started(net)
         at_message["node-1", Survivors] = lambda: opened.append("node-1")
         with pytest.raises(WorkError, match="the disk is full"):
@@ -448,12 +456,12 @@ def test_node_refuses_wrong_noise_split(
     sharers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An aggregator that claims more nodes would reduce the noise of each."""
-    group = MaskedRounds._group
+    group = MaskedSums._group
 
-    def claiming(self: MaskedRounds, *arguments: Any) -> Group:
+    def claiming(self: MaskedSums, *arguments: Any) -> Group:
         return msgspec.structs.replace(group(self, *arguments), sharers=sharers)
 
-    monkeypatch.setattr(MaskedRounds, "_group", claiming)
+    monkeypatch.setattr(MaskedSums, "_group", claiming)
     with masked("private") as net:
         joined = started(net)
         assert not net.round(left=1.0).enough

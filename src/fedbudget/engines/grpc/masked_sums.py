@@ -1,0 +1,399 @@
+"""Collects the reports of a round as a masked sum (secure/masked_sum.py).
+
+A round takes one or more attempts:
+
+1. Every idle node receives its group with the broadcast, and sends shares before it trains.
+2. When all shares have arrived, or the wait is over, the aggregator relays them.
+3. Nodes that have trained send their masked vectors.
+4. Nodes whose vectors are in the sum are asked for the shares that open it.
+
+A node that leaves, or stays silent for too long, is left out of the following steps. An
+attempt that lost too many nodes is abandoned, and another one begins with the nodes that
+are present. With fewer than three nodes, or fewer than the round needs, the aggregator
+waits until the round's end.
+
+Threads: everything runs in the event loop's thread. Only `MaskedSum.open` runs in an
+executor, because it takes a while for large models.
+"""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedbudget.arrays import UInt64
+from fedbudget.engines.grpc.messages import FromNode, NodeReader, pack_masking_request
+from fedbudget.engines.grpc.peers import LOG, Peer, Peers
+from fedbudget.engines.grpc.rounds import Pending
+from fedbudget.engines.remote.members import Members
+from fedbudget.engines.remote.messages import MaskedAnswer, MaskedReport
+from fedbudget.engines.remote.round import CollectedRound, NextStep
+from fedbudget.errors import WorkError
+from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.secure.contents import Contents, OpenedReports, PrivateContents
+from fedbudget.secure.graph import FEWEST, needed, sharers
+from fedbudget.secure.identity import Trust, UntrustedKey
+from fedbudget.secure.masked_sum import MaskedSum, SumPhase, TooFewLeft
+from fedbudget.secure.messages import (
+    FromAggregator,
+    Group,
+    Introduction,
+    Opened,
+    Shares,
+    Terms,
+)
+
+_OPENING = 10.0  # seconds; longest wait for the shares that open a sum
+# seconds between attempts at one round; the pause doubles each time
+_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+_MOST_ATTEMPTS = 20
+# slots for the largest β̂: in all at least, and for each member
+_FEWEST_SLOTS = 32
+_SLOTS_EACH = 2
+# doublings of w's largest coordinate that fit: at first, added after an overflow, at most
+_HEADROOM = 8
+_MORE_HEADROOM = 8
+_MOST_HEADROOM = 32
+
+
+@dataclass
+class _Participant:
+    """A connected peer.
+
+    Args:
+      known: public keys that it has received, by name.
+      silent: the attempt in which it was silent; 0 for none.
+    """
+
+    introduction: Introduction
+    known: dict[str, bytes] = field(default_factory=dict)
+    silent: int = 0
+
+
+@dataclass
+class _Attempt:
+    """One attempt at a round.
+
+    Args:
+      scale: see `Group`.
+      here: names of participants that have not left.
+      due: end of the phase, by the event loop's clock.
+      opening: the sum, once it is being opened.
+      result: the sum, once it is open.
+    """
+
+    sum: MaskedSum
+    contents: Contents | PrivateContents
+    scale: int
+    here: set[str]
+    due: float = 0.0
+    opening: "asyncio.Future[UInt64] | None" = None
+    result: UInt64 | None = None
+
+    @property
+    def awaited(self) -> set[str]:
+        """Participants whose message is due in this phase."""
+        phase = self.sum.phase
+        if phase is SumPhase.SHARES:
+            return self.here - self.sum.sent.keys()
+        if phase is SumPhase.VECTORS:
+            return self.here & self.sum.sent.keys() - self.sum.summed
+        return self.here & self.sum.summed - self.sum.opened.keys()
+
+
+class MaskedSums:
+    """A `ReportCollector` that opens only the sum of a round's reports.
+
+    Args:
+      run: name of the run.
+      threshold: share of each group that must stay.
+      trust: decides which keys are accepted.
+
+    Attributes:
+      pay: writes the payment of a private round, by its number and ρ; called before nodes
+        are asked to open the round.
+    """
+
+    def __init__(self, run: str, threshold: float, trust: Trust) -> None:
+        self.pay: Callable[[int, float], None] = lambda round_, rho: None
+        self._run = run
+        self._threshold = threshold
+        self._trust = trust
+        self._ring_salt = secrets.token_bytes(16)
+        self._participants: dict[str, _Participant] = {}
+        self._last_attempt = 0
+        self._headroom = _HEADROOM
+        self._attempt: _Attempt | None = None
+        # members in the smallest sum, once an attempt at a private round was to be opened
+        self._fewest = 0
+
+    def begin(
+        self,
+        pending: Pending,
+        members: Members[str],
+        peers: Peers,
+        wake_at: Callable[[float], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pending = pending
+        self._members = members
+        self._peers = peers
+        self._wake_at = wake_at
+        self._timeout = pending.deadline - self._loop.time()
+        self._attempt = None
+        self._fewest = 0
+        self._failed = 0  # attempts at this round
+        self._not_before = 0.0  # earliest time of the next attempt
+        # sets of nodes of which one has opened this round with another set
+        self._declined: set[frozenset[str]] = set()
+
+    @property
+    def fewest(self) -> int:
+        return max(FEWEST, self._fewest)
+
+    def reader(self) -> NodeReader:
+        return NodeReader(masked=True)
+
+    def before_welcome(self) -> list[bytes]:
+        return pack_masking_request(Terms(self._threshold))
+
+    def require_ready(self, peer: Peer) -> None:
+        if peer.name not in self._participants:
+            raise PeerError("'ready' before it has sent its key")
+
+    def withdraw(self, peer: Peer) -> None:
+        self._participants.pop(peer.name, None)
+        if self._attempt is not None:
+            self._attempt.here.discard(peer.name)
+
+    def requests(self, idle: Sequence[Peer]) -> Iterator[tuple[Peer, list[bytes]]]:
+        """Begin an attempt with all idle peers, if there are enough of them."""
+        names = [peer.name for peer in idle]
+        pending = self._pending
+        too_few = len(names) < self.fewest or self._members.nodes(names) < pending.least
+        if self._attempt is not None or too_few or frozenset(names) in self._declined:
+            return
+        broadcast = pending.broadcast
+        self._last_attempt = max(self._last_attempt + 1, int(1000 * time.time()))
+        attempt = self._create_attempt(broadcast, names)
+        self._attempt = attempt
+        self._set_due(attempt, self._timeout)
+        for peer in idle:
+            peer.reader.expect_masked(
+                broadcast.round, attempt.sum.attempt, attempt.sum.length
+            )
+            group = self._group(attempt, peer.name, broadcast)
+            yield peer, pack_masking_request(group)
+
+    def accept(self, peer: Peer, message: FromNode) -> MaskedAnswer | None:
+        name = peer.name
+        attempt = self._attempt
+        if isinstance(message, Introduction):
+            self._introduce(name, message)
+            return None
+        assert isinstance(message, Shares | Opened | MaskedReport)
+        if (
+            attempt is None
+            or message.attempt != attempt.sum.attempt
+            or name not in attempt.awaited
+        ):
+            self._receive_late(peer, message.attempt)
+        elif isinstance(message, Shares):
+            attempt.sum.receive_shares(name, message)
+        elif isinstance(message, Opened):
+            attempt.sum.receive_opened(name, message)
+            if not message.own:
+                LOG.warning("%s has opened this round with other nodes and declines", name)
+        else:
+            attempt.sum.receive_vector(name, message.vector)
+            return MaskedAnswer(self._members[name].numbers, message.costs)
+        return None
+
+    def next_step(self, now: float) -> NextStep:
+        pending = self._pending
+        attempt = self._attempt
+        if pending.stopped or (attempt is None and now >= pending.end):
+            return NextStep.CLOSE
+        if attempt is None:
+            return NextStep.ASK if now >= self._not_before else NextStep.WAIT
+        try:
+            self._advance(attempt, now)
+        except TooFewLeft as error:
+            self._abandon(attempt, str(error))
+        return NextStep.WAIT if attempt.result is None else NextStep.CLOSE
+
+    def close(self, instances: Mapping[str, str]) -> CollectedRound:
+        pending = self._pending
+        members = self._members
+        attempt = self._attempt
+        self._attempt = None
+        if attempt is not None:
+            self._release(attempt)
+        if attempt is None or attempt.result is None:
+            pending.answers.clear()  # none of them can be read
+            return pending.close(members, instances)
+        collected = pending.close(members, instances)
+        summed = [members[name] for name in pending.answers]
+        summed.sort(key=lambda member: int(member.numbers[0]))
+        reports, tallies = attempt.contents.open(
+            pending.broadcast,
+            attempt.result,
+            np.concatenate([member.numbers for member in summed]),
+            np.concatenate([member.counted for member in summed]),
+            attempt.scale,
+        )
+        if isinstance(reports, OpenedReports) and reports.left_out:
+            LOG.warning(
+                "reports that are not finite or too large to be summed are left out"
+            )
+            self._headroom = min(_MOST_HEADROOM, self._headroom + _MORE_HEADROOM)
+        return replace(collected, summed=reports, tallies=tallies)
+
+    def _introduce(self, name: str, introduction: Introduction) -> None:
+        if introduction.key.name != name:
+            raise PeerError(f"it has sent the key of {introduction.key.name}")
+        try:
+            self._trust.admit(self._run, introduction.key)
+        except UntrustedKey as error:
+            raise PeerError(str(error)) from None
+        participant = self._participants.setdefault(name, _Participant(introduction))
+        participant.introduction = introduction
+
+    def _create_attempt(self, broadcast: Broadcast, names: Sequence[str]) -> _Attempt:
+        fewest = 1
+        if broadcast.private is not None:
+            fewest = self._fewest or needed(len(names), self._threshold)
+        contents = self._contents(broadcast, names, fewest)
+        circle = sorted(
+            names, key=lambda name: hashlib.sha256(self._ring_salt + name.encode()).digest()
+        )
+        keys = {name: self._participants[name].introduction.key.public for name in names}
+        masked_sum = MaskedSum(
+            self._last_attempt,
+            tuple(circle),
+            self._threshold,
+            contents.length,
+            keys,
+            fewest,
+        )
+        weight = sum(int(self._members[name].counted.sum()) for name in names)
+        scale = max(0, weight - 1).bit_length()
+        return _Attempt(masked_sum, contents, scale, set(names))
+
+    def _contents(
+        self, broadcast: Broadcast, names: Sequence[str], fewest: int
+    ) -> Contents | PrivateContents:
+        if broadcast.private is not None:
+            return PrivateContents.of(broadcast, sharers(fewest))
+        shapes = {self._participants[name].introduction.tally for name in names} - {None}
+        shape = shapes.pop() if len(shapes) == 1 else None
+        if shapes:
+            LOG.warning(
+                "nodes' test results differ in shape, cannot be summed and are left out"
+            )
+        slots = max(_FEWEST_SLOTS, _SLOTS_EACH * len(names))
+        return Contents.of(broadcast, slots, shape, self._headroom)
+
+    def _group(self, attempt: _Attempt, name: str, broadcast: Broadcast) -> Group:
+        participants = self._participants
+        known = participants[name].known
+        names = attempt.sum.group(name)
+        keys = [participants[other].introduction.key for other in names if other != name]
+        new = [key for key in keys if known.get(key.name) != key.public]
+        known.update({key.name: key.public for key in new})
+        contents = attempt.contents
+        return Group(
+            round=broadcast.round,
+            attempt=attempt.sum.attempt,
+            names=names,
+            threshold=attempt.sum.threshold(name),
+            weights=tuple(self._members[name].counted.tolist()),
+            scale=attempt.scale,
+            slots=contents.slots,
+            headroom=self._headroom,
+            tally=contents.tally if contents.tallies else None,
+            keys=tuple(new),
+            sharers=contents.sharers,
+        )
+
+    def _receive_late(self, peer: Peer, attempt: int) -> None:
+        """Discard a message of an abandoned attempt, or a share that was not necessary.
+
+        A peer that was silent in that attempt is idle again.
+        """
+        participant = self._participants.get(peer.name)
+        if participant is not None and participant.silent == attempt:
+            participant.silent = 0
+            peer.asked = 0
+            self._peers.counters.late += 1
+            LOG.info("%s's message for a sum was too late and is discarded", peer.name)
+
+    def _advance(self, attempt: _Attempt, now: float) -> None:
+        """Move to the next phase if this one is over."""
+        masked_sum = attempt.sum
+        if attempt.opening is not None:
+            if attempt.opening.done():
+                attempt.result = attempt.opening.result()
+            return
+        over = not attempt.awaited or now >= attempt.due
+        if masked_sum.phase is SumPhase.OPENED:
+            if masked_sum.can_open():
+                attempt.opening = self._loop.run_in_executor(None, masked_sum.open)
+                attempt.opening.add_done_callback(lambda _: self._wake_at(0.0))
+            elif over:
+                raise TooFewLeft("too few nodes have sent the shares that open the sum")
+        elif over or now >= self._pending.end:
+            if masked_sum.phase is SumPhase.SHARES:
+                self._request(attempt, masked_sum.relay(), self._timeout)
+            else:
+                survivors = masked_sum.survivors()
+                private = self._pending.broadcast.private
+                # A private round is paid before any node is asked to open it, and once:
+                # nodes send the same noisy vectors in every attempt.
+                if private is not None and not self._fewest:
+                    self.pay(self._pending.broadcast.round, private.rho)
+                    self._fewest = masked_sum.fewest
+                self._request(attempt, survivors, min(self._timeout, _OPENING))
+
+    def _request(
+        self, attempt: _Attempt, messages: Mapping[str, FromAggregator], seconds: float
+    ) -> None:
+        """Send a phase's messages to all participants that have not left."""
+        self._set_due(attempt, seconds)
+        for name, message in messages.items():
+            if name in attempt.here and (peer := self._peers.get(name)) is not None:
+                self._peers.send(peer, pack_masking_request(message))
+
+    def _set_due(self, attempt: _Attempt, seconds: float) -> None:
+        attempt.due = self._loop.time() + seconds
+        self._wake_at(attempt.due)
+
+    def _abandon(self, attempt: _Attempt, reason: str) -> None:
+        """Give an attempt up; another one may follow after a pause."""
+        number = self._pending.broadcast.round
+        LOG.info("round %d begins again: %s", number, reason)
+        self._release(attempt)
+        self._attempt = None
+        self._failed += 1
+        if any(not opened.own for opened in attempt.sum.opened.values()):
+            self._declined.add(frozenset(attempt.sum.circle))
+        self._pending.begin_again()
+        if self._failed >= _MOST_ATTEMPTS:
+            raise WorkError(f"round {number} cannot be summed: {reason}")
+        pause = min(_LONGEST_PAUSE, _PAUSE * 2**self._failed)
+        self._not_before = self._loop.time() + pause
+        self._wake_at(self._not_before)
+
+    def _release(self, attempt: _Attempt) -> None:
+        """Mark participants as idle, except silent ones if the sum was not opened."""
+        silent = set() if attempt.result is not None else attempt.awaited
+        for name in attempt.here:
+            if name in silent:
+                self._participants[name].silent = attempt.sum.attempt
+            elif (peer := self._peers.get(name)) is not None:
+                peer.asked = 0
