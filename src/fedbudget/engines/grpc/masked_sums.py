@@ -33,8 +33,8 @@ from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import MaskedAnswer, MaskedReport
 from fedbudget.engines.remote.round import CollectedRound, NextStep
 from fedbudget.errors import WorkError
-from fedbudget.protocol.messages import Broadcast, PeerError
-from fedbudget.secure.contents import Contents, OpenedReports, PrivateContents
+from fedbudget.protocol.messages import Broadcast, PeerError, Private
+from fedbudget.secure.contents import Contents, PrivateContents
 from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.secure.identity import Trust, UntrustedKey
 from fedbudget.secure.masked_sum import MaskedSum, SumPhase, TooFewLeft
@@ -240,19 +240,19 @@ class MaskedSums:
         collected = pending.close(members, instances)
         summed = [members[name] for name in pending.answers]
         summed.sort(key=lambda member: int(member.numbers[0]))
-        reports, tallies = attempt.contents.open(
+        opened = attempt.contents.open(
             pending.broadcast,
             attempt.result,
             np.concatenate([member.numbers for member in summed]),
             np.concatenate([member.counted for member in summed]),
             attempt.scale,
         )
-        if isinstance(reports, OpenedReports) and reports.left_out:
+        if opened.left_out:
             LOG.warning(
                 "reports that are not finite or too large to be summed are left out"
             )
             self._headroom = min(_MOST_HEADROOM, self._headroom + _MORE_HEADROOM)
-        return replace(collected, summed=reports, tallies=tallies)
+        return replace(collected, summed=opened.sums, tallies=opened.tallies)
 
     def _introduce(self, name: str, introduction: Introduction) -> None:
         if introduction.key.name != name:
@@ -266,7 +266,7 @@ class MaskedSums:
 
     def _create_attempt(self, broadcast: Broadcast, names: Sequence[str]) -> _Attempt:
         fewest = 1
-        if broadcast.private is not None:
+        if isinstance(broadcast, Private):
             fewest = self._fewest or needed(len(names), self._threshold)
         contents = self._contents(broadcast, names, fewest)
         circle = sorted(
@@ -288,7 +288,7 @@ class MaskedSums:
     def _contents(
         self, broadcast: Broadcast, names: Sequence[str], fewest: int
     ) -> Contents | PrivateContents:
-        if broadcast.private is not None:
+        if isinstance(broadcast, Private):
             return PrivateContents.of(broadcast, sharers(fewest))
         shapes = {self._participants[name].introduction.tally for name in names} - {None}
         shape = shapes.pop() if len(shapes) == 1 else None
@@ -352,11 +352,11 @@ class MaskedSums:
                 self._request(attempt, masked_sum.relay(), self._timeout)
             else:
                 survivors = masked_sum.survivors()
-                private = self._pending.broadcast.private
+                broadcast = self._pending.broadcast
                 # A private round is paid before any node is asked to open it, and once:
                 # nodes send the same noisy vectors in every attempt.
-                if private is not None and not self._fewest:
-                    self.pay(self._pending.broadcast.round, private.rho)
+                if isinstance(broadcast, Private) and not self._fewest:
+                    self.pay(broadcast.round, broadcast.rho)
                     self._fewest = masked_sum.fewest
                 self._request(attempt, survivors, min(self._timeout, _OPENING))
 

@@ -20,7 +20,7 @@ from fedbudget.engines.grpc.messages import pack_masked, pack_masking_reply
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.protocol.messages import Broadcast, NormReport, PeerError, Private
 from fedbudget.secure.contents import Contents, PrivateContents, shape_of
 from fedbudget.secure.graph import most_sharers
 from fedbudget.secure.messages import (
@@ -151,7 +151,7 @@ class NodeMasking:
         nodes = len(answer.report.nodes)
         if len(group.weights) != nodes:
             raise PeerError(f"weights of {len(group.weights)} nodes, not of {nodes}")
-        if broadcast.private is None:
+        if not isinstance(broadcast, Private):
             contents = Contents.of(broadcast, group.slots, group.tally, group.headroom)
             vector = contents.encode(answer.report, group, answer.tallies)
         else:
@@ -159,16 +159,18 @@ class NodeMasking:
         member.mask(relay, vector)
         return pack_masked(group.round, group.attempt, vector, answer.costs)
 
-    def _with_noise(self, group: Group, broadcast: Broadcast, answer: Answer) -> UInt64:
+    def _with_noise(self, group: Group, broadcast: Private, answer: Answer) -> UInt64:
         """Encode a private report with this node's share of the noise.
 
         A repeated round receives the same vector. Fresh noise would reveal more than was
         paid for, if both vectors were opened.
         """
         request = (
+            type(broadcast),
             broadcast.round,
-            broadcast.tau,
-            broadcast.private,
+            broadcast.steps,
+            broadcast.rho,
+            getattr(broadcast, "clip", None),
             broadcast.w.tobytes(),
             group.sharers,
             self._run,
@@ -180,6 +182,7 @@ class NodeMasking:
                 f"the aggregator divides the noise among {group.sharers} nodes, in a group "
                 f"of {len(group.names)} with threshold {group.threshold}"
             )
+        assert isinstance(answer.report, NormReport)
         vector = PrivateContents.of(broadcast, group.sharers).encode(answer.report)
         self._noisy = request, vector
         return vector

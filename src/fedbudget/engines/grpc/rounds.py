@@ -31,6 +31,7 @@ from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRoun
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.features import compression
 from fedbudget.protocol.features.compression import BroadcastCompressor
+from fedbudget.protocol.features.workload import Work
 from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.resources import most_within
 from fedbudget.resources.resource import NodeCosts
@@ -248,8 +249,8 @@ class Rounds:
         answer = self.reports.accept(peer, message)
         if answer is not None:
             waited = self._thread.loop.time() - peer.asked_at
-            tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
-            costs = answer.costs.within(most_within(waited), tau)
+            steps = 1 if self.pending is None else self.pending.broadcast.steps
+            costs = answer.costs.within(most_within(waited), steps)
             self._receive(peer.name, asked, replace(answer, costs=costs, waited=waited))
         self.check()
 
@@ -292,7 +293,7 @@ class Rounds:
         for peer, before in self.reports.requests(idle):
             member = self.members[peer.name]
             broadcast = pending.broadcast.to(member.numbers)
-            key = (member.base_round, broadcast.work)
+            key = (member.base_round, broadcast.part(Work))
             if key not in packed:
                 packed[key] = self._pack(broadcast, member.base_round)
             messages, saved = packed[key]
@@ -332,7 +333,7 @@ class Rounds:
             return
         pending.receive(name, answer)
         broadcast = pending.broadcast
-        if broadcast.compress is not None:
+        if broadcast.compress != "none":
             vectors = len(answer.nodes) * len(report_vectors(broadcast))
             self.counters.saved += compression.saved_bytes(
                 broadcast.compress, vectors, broadcast.w.size
