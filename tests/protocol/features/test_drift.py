@@ -17,24 +17,27 @@ from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.features.drift import (
     Correction,
     Divergence,
+    DriftCorrection,
+    DriftPart,
     DriftState,
     mean_gradient,
     next_mean,
 )
+from fedbudget.protocol.features.estimates import EstimatesState
+from fedbudget.protocol.features.feature import RoundResult, report_layout
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import (
     Broadcast,
     CatchUp,
-    Drift,
     LocalError,
     PeerError,
     Report,
-    Request,
+    TrainRound,
 )
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.sums import ReportsHere
+from fedbudget.protocol.sums import Sums
 from support.fleets import one_fleet, single_node_fleets, sorted_parts
-from support.hand_made import ONE, as_broadcast
+from support.hand_made import ONE, as_broadcast, train_report, with_values
 from support.methods import bits
 from support.problems import (
     MODELS,
@@ -47,6 +50,7 @@ from support.problems import (
 )
 
 FRUGAL: dict[str, Any] = {"correct_drift": True, "delta": "parameters"}
+CORRECT = DriftPart(correct=True, share=1.0)
 
 
 @st.composite
@@ -67,8 +71,22 @@ def starting(w: Float32, controller: Controller, **method: Any) -> Aggregator:
 
 
 def known(aggregator: Aggregator) -> DriftState:
-    assert aggregator.state.drift is not None
-    return aggregator.state.drift
+    state = aggregator.state.states["drift"]
+    assert isinstance(state, DriftState)
+    return state
+
+
+def first_round(w: Float32, *, partly: bool = False) -> TrainRound:
+    """A first round of two updates with drift correction."""
+    return TrainRound(
+        round=1,
+        w=w,
+        report=report_layout([DriftCorrection(partly)], 1),
+        tau=2,
+        eta=0.1,
+        effective=2,
+        parts=(CORRECT,),
+    )
 
 
 class TestAgainstSecondImplementation:
@@ -109,12 +127,12 @@ class TestAgainstSecondImplementation:
 
         def transform(report: Report) -> Report:
             """Force the decision of the next round."""
-            if report.plain is None or report.round >= len(correct):
+            if "plain" not in report.numbers or report.round >= len(correct):
                 return report
             # Grows each round, so earlier reports do not matter.
             weight, nodes = 10.0**report.round, len(report.nodes)
             plain, corrected = (weight, 0.0) if correct[report.round] else (0.0, weight)
-            return replace(
+            return with_values(
                 report, plain=np.full(nodes, plain), corrected=np.full(nodes, corrected)
             )
 
@@ -210,7 +228,8 @@ class TestForget:
         case = problem("svm", 3)
         parts = unequal_parts(len(case.table), self.NODES, seed)
         stay = [node for node in range(self.NODES) if node not in lost]
-        fleets = single_node_fleets(case, parts)
+        features = (DriftCorrection(),)
+        fleets = single_node_fleets(case, parts, features=features)
         aggregator = starting(case.start(3), FixedTau(tau), correct_drift=True)
         broadcast = aggregator.start()
         visited = []
@@ -218,7 +237,8 @@ class TestForget:
             if number == len(before):
                 broadcast = aggregator.forget(lost)
                 for node in lost:
-                    fleets[node] = single_node_fleets(case, parts)[node]
+                    new = single_node_fleets(case, parts, features=features)
+                    fleets[node] = new[node]
             visited.append(broadcast.w)
             report = Report.merge([fleets[node].answer(broadcast) for node in here])
             broadcast = as_broadcast(aggregator.receive(self.always_correct(report), ONE))
@@ -237,14 +257,14 @@ class TestForget:
         )
 
     def always_correct(self, report: Report) -> Report:
-        return replace(
-            report, plain=np.ones(len(report.nodes)), corrected=np.zeros(len(report.nodes))
-        )
+        nodes = len(report.nodes)
+        return with_values(report, plain=np.ones(nodes), corrected=np.zeros(nodes))
 
     def after_three(self, **method: Any) -> tuple[Aggregator, Broadcast]:
         case = problem("svm", 3)
-        fleet = one_fleet(case, sorted_parts(case, 4))
         aggregator = starting(case.start(1), AdaptiveTau(), **method)
+        features = aggregator.method.features
+        fleet = one_fleet(case, sorted_parts(case, 4), features=features)
         broadcast = aggregator.start()
         for _ in range(3):
             broadcast = as_broadcast(aggregator.receive(fleet.answer(broadcast), ONE))
@@ -252,20 +272,22 @@ class TestForget:
 
     def test_next_round_changes_only_correction(self) -> None:
         aggregator, broadcast = self.after_three(**FRUGAL)
-        assert broadcast.drift == Drift(correct=True, share=1.0)
+        assert broadcast.parts == (CORRECT,)
         instead = aggregator.forget([2])
-        assert instead.drift == Drift(correct=False, share=1.0)
-        assert bits(replace(instead, drift=broadcast.drift)) == bits(broadcast)
+        assert instead.parts == (DriftPart(correct=False, share=1.0),)
+        assert bits(replace(instead, parts=broadcast.parts)) == bits(broadcast)
         assert aggregator.pending is instead
         assert known(aggregator).nodes.tolist() == [0, 1, 3]
 
     def test_delta_is_of_next_round(self) -> None:
         aggregator, _ = self.after_three(**FRUGAL)
         aggregator.forget([2])
-        estimates, divergence = aggregator.state.estimates, known(aggregator).divergence
-        assert estimates is not None
+        estimates = aggregator.state.states["estimates"]
+        divergence = known(aggregator).divergence
+        assert isinstance(estimates, EstimatesState)
+        assert estimates.values is not None
         assert divergence is not None
-        assert estimates.delta == divergence.plain != divergence.corrected
+        assert estimates.values.delta == divergence.plain != divergence.corrected
 
     def test_unknown_nodes_change_nothing(self) -> None:
         aggregator, broadcast = self.after_three(**FRUGAL)
@@ -331,12 +353,15 @@ class TestDecision:
             rounds=5,
             w=case.start(1),
             transform=lambda report: (
-                report if report.round != 3 else replace(report, corrected=np.full(4, 1e3))
+                report
+                if report.round != 3
+                else with_values(report, corrected=np.full(4, 1e3))
             ),
             **FRUGAL,
         )
         seen = [
-            (broadcast.drift, aggregator.last) for broadcast, _, aggregator in aggregators
+            (broadcast.part(DriftPart), aggregator.last)
+            for broadcast, _, aggregator in aggregators
         ]
         drift, last = seen[2]
         assert drift is not None
@@ -358,19 +383,15 @@ class TestDecision:
 class TestDivergedNodes:
     def test_diverged_node_keeps_its_correction(self) -> None:
         known = Correction.first(2, np.zeros(2, np.float32))
-        known = known.learn(
-            np.array([[1, 2], [3, 4]], np.float32), Drift(correct=True, share=1.0)
-        )
+        known = known.learn(np.array([[1, 2], [3, 4]], np.float32), CORRECT)
         known = known.with_mean(np.array([2, 3], np.float32))
         # Less the shifts (1, 1) and (-1, -1).
-        known = known.learn(
-            np.array([[5, np.inf], [5, 6]], np.float32), Drift(correct=True, share=1.0)
-        )
+        known = known.learn(np.array([[5, np.inf], [5, 6]], np.float32), CORRECT)
         assert known.own.tolist() == [[1, 2], [6, 7]]
 
     def test_no_correction_if_all_diverge(self) -> None:
         case = problem("linear", 2)
-        request = run_rounds(
+        rounds = run_rounds(
             [one_fleet(case, sorted_parts(case, 4))],
             FixedTau(50),
             eta=1e5,
@@ -378,18 +399,15 @@ class TestDivergedNodes:
             w=case.start(1),
             **FRUGAL,
         )
-        drifts = [broadcast.drift for broadcast, _, _ in request]
-        assert drifts[1] == Drift(correct=False, share=0.0)
+        drifts = [broadcast.part(DriftPart) for broadcast, _, _ in rounds]
+        assert drifts[1] == DriftPart(correct=False, share=0.0)
 
 
 class TestCatchUp:
     def test_returning_node_needs_catch_up(self) -> None:
         case = problem("svm", 3)
-        fleet = one_fleet(case, sorted_parts(case, 2))
-        drift = Drift(correct=True, share=1.0)
-        first = Broadcast(
-            1, case.start(1), 2, 0.1, Request(drift=True), False, False, drift
-        )
+        fleet = one_fleet(case, sorted_parts(case, 2), features=[DriftCorrection()])
+        first = first_round(case.start(1))
         fleet.answer(first)
         with pytest.raises(PeerError, match="round 3 after round 1, without a catch-up"):
             fleet.receive(replace(first, round=3))
@@ -411,7 +429,8 @@ class TestCatchUp:
             present=present,
         ):
             if batch is None:
-                for node, loss in zip(report.nodes, report.best_losses, strict=True):
+                best_losses = report.numbers["best_losses"]
+                for node, loss in zip(report.nodes, best_losses, strict=True):
                     rows = parts[node]
                     exact = case.loss(best.astype(np.float64), case.x[rows], case.y[rows])
                     assert loss == pytest.approx(exact, rel=1e-5)
@@ -421,8 +440,8 @@ class TestCatchUp:
             if (
                 broadcast.round > 1
                 and aggregator.last is not None
-                and np.average(report.losses, weights=report.sizes)
-                < np.average(report.best_losses, weights=report.sizes)
+                and np.average(report.numbers["losses"], weights=report.sizes)
+                < np.average(report.numbers["best_losses"], weights=report.sizes)
             ):
                 best = broadcast.w
 
@@ -464,13 +483,11 @@ def test_fixed_steps_match_scaffold(name: str) -> None:
         case.start(3),
     )  # equal sizes, different data
 
-    def corrected(broadcast: Report) -> Report:
+    def corrected(report: Report) -> Report:
         """Always correct, as published."""
-        return (
-            broadcast
-            if broadcast.plain is None
-            else replace(broadcast, plain=np.ones(4), corrected=np.zeros(4))
-        )
+        if "plain" not in report.numbers:
+            return report
+        return with_values(report, plain=np.ones(4), corrected=np.zeros(4))
 
     rounds = run_rounds(
         single_node_fleets(case, parts),
@@ -493,11 +510,33 @@ def vector(*values: float) -> Float32:
     return np.array(values, np.float32)
 
 
+def result_of(broadcast: TrainRound, sums: Sums) -> RoundResult:
+    """A round that does not move w."""
+    w = broadcast.w
+    return RoundResult(
+        broadcast,
+        sums,
+        start=w,
+        combined=w,
+        mean=w,
+        w=w,
+        slowdown=1.0,
+        recover=False,
+        capped=False,
+        times=None,
+        quantize=None,
+        statistics=0,
+        last=False,
+        states={},
+    )
+
+
 class TestStrength:
     def test_persistent_share_of_shifts(self) -> None:
         """Reports contain the projection of the new shifts on the old ones."""
         rng = np.random.default_rng(3)
-        sizes, drift = np.array([3, 5, 2]), Drift(correct=True, share=1.0, strength=0.7)
+        sizes = np.array([3, 5, 2])
+        drift = DriftPart(correct=True, share=1.0, strength=0.7)
         known, gradients = (
             Correction.first(3, np.zeros(9, np.float32)),
             rng.normal(size=(2, 3, 9)).astype(np.float32),
@@ -510,11 +549,7 @@ class TestStrength:
         shift = first.used(drift)
         assert shift is not None
         second = first.learn(gradients[1] + shift, drift)
-        report = Report(
-            2, np.arange(3), sizes, np.ones(3), np.ones(3), np.zeros((3, 9), np.float32)
-        )
         lasting, shifted = second.persistence
-        sums = ReportsHere(replace(report, lasting=lasting, shifted=shifted)).sums
         later = second.with_mean(
             np.average(second.own, axis=0, weights=sizes).astype(np.float32)
         )
@@ -523,7 +558,23 @@ class TestStrength:
             @ np.einsum("ij,ij->i", later.shift, first.shift)
             / (sizes @ np.square(first.shift).sum(axis=1))
         )
-        assert sums.persistent_share == pytest.approx(float(stayed), rel=1e-4)
+        broadcast = first_round(np.zeros(9, np.float32), partly=True)
+        nothing = np.zeros((3, 9), np.float32)
+        sums = Sums.of(
+            train_report(
+                nothing,
+                sizes=sizes,
+                plain=np.ones(3),
+                corrected=np.ones(3),
+                lasting=lasting,
+                shifted=shifted,
+            ),
+            broadcast.report,
+        )
+        state = DriftCorrection(partly=True).after(
+            DriftState.first(broadcast.w), result_of(broadcast, sums)
+        )
+        assert state.lasting == pytest.approx(float(stayed), rel=1e-4)
         assert 0.2 < stayed < 1.8
 
     @pytest.mark.parametrize(
@@ -541,15 +592,15 @@ class TestStrength:
         self, persistent: list[float], strength: float
     ) -> None:
         state = DriftState.first(vector(0))
-        broadcast = Broadcast.first(vector(0), 0.1, Request(drift=True, partly=True))
-        ratios: list[float | None] = [*persistent] or [None]
-        for ratio in ratios:
+        for ratio in persistent or [np.nan]:
             state = state.after(
-                broadcast,
+                first_round(vector(0), partly=True),
                 vector(0),
                 1.0,
                 Divergence(1.0, 1.0),
-                recover=False,
+                partly=True,
+                restart=False,
+                start=vector(0),
                 lasted=ratio,
             )
         assert state.coming.strength == pytest.approx(strength)
@@ -562,7 +613,7 @@ class TestStrength:
         rng = np.random.default_rng(seed)
         sizes, drift = (
             np.array([3.0, 5.0, 2.0]),
-            Drift(correct=True, share=1.0, strength=strength),
+            DriftPart(correct=True, share=1.0, strength=strength),
         )
         known = Correction.first(3, np.zeros(4, np.float32))
         for _ in range(4):

@@ -11,20 +11,32 @@ from fedbudget.budget.control import AdaptiveTau, Estimates, FixedTau
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import FunctionModel
-from fedbudget.protocol.aggregator import Aggregator, Round
-from fedbudget.protocol.features.estimates import first_steepness, gather, mini_batches
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.features.estimates import (
+    EstimateSlopes,
+    first_steepness,
+    gather,
+    mini_batches,
+)
+from fedbudget.protocol.features.feature import report_layout
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, Report, Request
+from fedbudget.protocol.messages import PeerError, Report, TrainReport, TrainRound
+from fedbudget.protocol.state import Round
 from support.fleets import one_fleet, sorted_parts
-from support.hand_made import FIRST, ONE, as_broadcast, last, make, report
+from support.hand_made import FIRST, ONE, as_train, last, make, report, with_values
 from support.problems import MODELS, problem, run_rounds
+
+
+THIRD = replace(
+    FIRST, round=3, report=report_layout([EstimateSlopes(gradient=True)], 3)
+)
 
 
 class TestEstimates:
     def second(self, estimates: tuple[float, float, float]) -> Aggregator:
         """An aggregator after two rounds, the second with estimates."""
         aggregator = make(1000, controller=AdaptiveTau())
-        broadcast = as_broadcast(aggregator.receive(report(aggregator.start(), 1), ONE))
+        broadcast = as_train(aggregator.receive(report(aggregator.start(), 1), ONE))
         aggregator.receive(report(broadcast, 1, estimates=estimates), ONE)
         return aggregator
 
@@ -34,16 +46,16 @@ class TestEstimates:
 
     def test_none_in_the_first_round(self) -> None:
         aggregator = make(1000, controller=AdaptiveTau())
-        broadcast = as_broadcast(aggregator.receive(report(aggregator.start(), 1), ONE))
+        broadcast = as_train(aggregator.receive(report(aggregator.start(), 1), ONE))
         assert last(aggregator).estimates is None
-        assert (broadcast.tau, broadcast.request.estimate) == (1, True)
+        assert broadcast.tau == 1
+        assert {"rho", "beta"} <= {*broadcast.report.numbers}
 
     def test_weighted_by_shard_sizes(self) -> None:
         aggregator = make(1000, controller=AdaptiveTau())
-        broadcast = as_broadcast(aggregator.receive(report(aggregator.start(), 1), ONE))
-        uneven = replace(
-            report(broadcast, 1),
-            sizes=np.array([30, 10]),
+        broadcast = as_train(aggregator.receive(report(aggregator.start(), 1), ONE))
+        uneven = with_values(
+            replace(report(broadcast, 1), sizes=np.array([30, 10])),
             rho=np.array([1.0, 5.0]),
             beta=np.array([2.0, 6.0]),
             gradients=np.array([[0, 4], [0, 0]], np.float32),
@@ -56,8 +68,8 @@ class TestEstimates:
     @pytest.mark.parametrize("name", ["rho", "beta"])
     def test_invalid_values_keep_previous(self, name: str, bad: float) -> None:
         aggregator = self.second((1.0, 2.0, 3.0))
-        fresh = report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 6.0))
-        record = self.third(aggregator, replace(fresh, **{name: np.array([bad, bad])}))  # type: ignore[arg-type]
+        fresh = report(THIRD, 1, estimates=(4.0, 5.0, 6.0))
+        record = self.third(aggregator, with_values(fresh, **{name: np.array([bad, bad])}))
         assert record.kept == (name,)
         assert record.estimates == replace(
             Estimates(4.0, 5.0, 6.0), **{name: {"rho": 1.0, "beta": 2.0}[name]}
@@ -67,7 +79,7 @@ class TestEstimates:
     def test_invalid_gradients_keep_previous_delta(self, bad: float) -> None:
         aggregator = self.second((1.0, 2.0, 3.0))
         record = self.third(
-            aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, bad))
+            aggregator, report(THIRD, 1, estimates=(4.0, 5.0, bad))
         )
         assert record.kept == ("delta",)
         assert record.estimates == Estimates(4.0, 5.0, 3.0)
@@ -77,24 +89,26 @@ class TestEstimates:
         assert last(aggregator).estimates is None
         assert last(aggregator).kept == ("rho",)
         record = self.third(
-            aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 6.0))
+            aggregator, report(THIRD, 1, estimates=(4.0, 5.0, 6.0))
         )
         assert record.estimates == Estimates(4.0, 5.0, 6.0)
 
     def test_dropped_nodes_are_ignored(self) -> None:
         aggregator = self.second((1.0, 2.0, 3.0))
-        fresh = report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 6.0))
+        fresh = report(THIRD, 1, estimates=(4.0, 5.0, 6.0))
         w = np.array([[1, 1], [np.nan, 1]], np.float32)
-        record = self.third(aggregator, replace(fresh, w=w, rho=np.array([7.0, np.nan])))
+        record = self.third(aggregator, with_values(fresh, w=w, rho=np.array([7.0, np.nan])))
         assert record.estimates == Estimates(7.0, 5.0, 0.0)
         assert record.kept == ()
 
-    def test_unrequested_values_are_ignored(self) -> None:
+    def test_unrequested_values_are_refused(self) -> None:
         aggregator = make(1000)
         broadcast = aggregator.start()
-        assert broadcast.request.estimate is False
-        aggregator.receive(report(broadcast, 1, estimates=(1.0, 2.0, 3.0)), ONE)
-        assert last(aggregator).estimates is None
+        assert broadcast.report.numbers == ("losses", "best_losses")
+        ones = np.ones(2)
+        more = with_values(report(broadcast, 1), rho=ones, beta=ones)
+        with pytest.raises(PeerError, match="a report with beta, rho"):
+            aggregator.receive(more, ONE)
 
 
 @pytest.mark.parametrize("batch", [None, 5])
@@ -137,7 +151,7 @@ def test_delta_from_parameters_saves_gradients() -> None:
     case = problem("svm", 8)
     sizes = {}
     for delta in ("gradient", "parameters"):
-        request = run_rounds(
+        rounds = run_rounds(
             [one_fleet(case, sorted_parts(case, 4))],
             AdaptiveTau(),
             eta=0.1,
@@ -145,7 +159,7 @@ def test_delta_from_parameters_saves_gradients() -> None:
             w=case.start(1),
             delta=delta,
         )
-        sizes[delta] = [report.wire_bytes for _, report, _ in request]
+        sizes[delta] = [report.wire_bytes for _, report, _ in rounds]
     assert [a - b for a, b in zip(sizes["gradient"], sizes["parameters"], strict=True)] == [
         0,  # no estimates in round 1
         4 * 4 * 5,  # four nodes, five float32
@@ -202,24 +216,36 @@ def test_gather_matches_second_computation(name: str) -> None:
 def test_fleet_gathers_for_small_batches(batch: int, curvature: bool) -> None:
     """With several mini-batches the reported loss is not that of the first local update."""
     case = problem("svm", 5, samples=200)
+    features = [EstimateSlopes(gradient=True, curvature=curvature)]
     fleet = Fleet(
         case.model,
         Shards.of(case.table, [np.arange(100), np.arange(100, 200)]),
         batch=batch,
         seed=3,
+        features=features,
     )
-    request = Request(estimate=True, gradient=True, curvature=curvature)
-    broadcast = Broadcast(1, case.start(1), 2, 0.1, request, best=False, stop=False)
-    fleet.answer(broadcast)
-    fleet.receive(replace(broadcast, round=2, w=case.start(2)))
-    fleet.update()
-    descent, report = fleet._descent, fleet.report()
-    assert descent is not None
-    several = not np.array_equal(report.losses, descent.losses)
+    first = TrainRound(
+        round=1,
+        w=case.start(1),
+        report=report_layout(features, 1),
+        tau=2,
+        eta=0.1,
+        effective=2,
+    )
+    fleet.answer(first)
+    sampler = fleet.sampler.fork()
+    second = replace(
+        first, round=2, w=case.start(2), report=report_layout(features, 2)
+    )
+    report = fleet.answer(second)
+    assert isinstance(report, TrainReport)
+    if curvature and mini_batches(batch) > 1:
+        sampler.round(mini_batches(batch), fresh=True)
+    one = sampler.round(2, fresh=curvature)
+    alone = case.model.descend(second.w[None], fleet.shards, one, 0.0)
+    several = not np.allclose(report.losses, alone.losses, rtol=1e-6)
     assert several == (curvature and batch < 32)
-    assert report.rho is not None
-    assert report.beta is not None
-    assert (report.beta > 0).all()
+    assert (report.numbers["beta"] > 0).all()
 
 
 def vector(*values: float) -> Float32:

@@ -1,22 +1,159 @@
-"""Runs that protect nodes: the privacy budget is kept, and every release is charged."""
+"""Runs that protect nodes: clipping and noise, the privacy budget, and its payments."""
 
-import dataclasses
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
+from fedbudget.arrays import Float32, Float64
 from fedbudget.budget.budget import Costs
 from fedbudget.engines.noise import SeededNoise
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import Broadcast, Report
-from fedbudget.protocol.features.node_privacy import PrivateAggregator
-from fedbudget.protocol.features.node_privacy import multipliers
+from fedbudget.protocol.features.node_privacy import (
+    ALL_OCTAVES,
+    PrivateAggregator,
+    Release,
+    clipped,
+    first_clip,
+    multipliers,
+    next_clip,
+    no_longer,
+    noise_size,
+    release,
+    reported_norms,
+    with_noise,
+)
+from fedbudget.protocol.messages import (
+    Broadcast,
+    NormRound,
+    Private,
+    PrivateRound,
+    Report,
+    UpdateReport,
+)
 from fedbudget.protocol.state import Phase
 from fedbudget.resources.privacy import epsilon_of, rho_of
+from support.hand_made import with_values
 from support.private import DELTA, aggregator, report, run_to_end
+
+
+ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
+UPDATES = arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 40)), elements=ANY)
+CLIPS = st.floats(2.0**-8, 2.0**8)
+
+
+def private_round(clip: float, rho: float, parameters: int) -> PrivateRound:
+    w = np.zeros(parameters, np.float32)
+    return PrivateRound(round=1, w=w, tau=1, eta=0.1, clip=clip, rho=rho)
+
+
+def released(
+    updates: Float32, broadcast: Broadcast, noise: Float64, lengths: Float64 | None = None
+) -> Release:
+    """What is published of updates. A hostile node may send any updates and lengths."""
+    n = len(updates)
+    report = UpdateReport(
+        round=1,
+        nodes=np.arange(n),
+        sizes=np.ones(n, np.int64),
+        numbers={"lengths": reported_norms(updates) if lengths is None else lengths},
+        vectors={"updates": updates},
+    )
+    return release(with_noise(report, broadcast, noise), broadcast)
+
+
+@settings(deadline=None)
+@given(UPDATES, CLIPS)
+def test_clipped_updates_are_at_most_c(updates: Float32, clip: float) -> None:
+    cut = clipped(updates, clip)
+    assert cut.dtype == np.float32
+    assert np.isfinite(cut).all()
+    assert (np.sqrt(np.square(cut.astype(np.float64)).sum(axis=1)) <= clip).all()
+
+
+@given(arrays(np.float32, (3, 8), elements=st.floats(-1, 1, width=32)))
+def test_short_updates_stay(updates: Float32) -> None:
+    assert np.array_equal(clipped(updates, 4.0), updates)
+
+
+@settings(deadline=None)
+@given(UPDATES, CLIPS, st.data())
+def test_sensitivity_of_the_sum(updates: Float32, clip: float, data: st.DataObject) -> None:
+    """Any values and lengths of one node, compared with zeros in its place; no noise."""
+    node = data.draw(st.integers(0, len(updates) - 1))
+    lengths = data.draw(
+        arrays(
+            np.float64,
+            len(updates),
+            elements=st.floats(allow_nan=True, allow_infinity=True),
+        )
+    )
+    without, nodes = updates.copy(), len(updates)
+    without[node] = 0
+    broadcast = private_round(clip, 0.1, updates.shape[1])
+    nothing = np.zeros(updates.shape[1] + 1)
+    one = released(updates, broadcast, nothing, lengths)
+    other = released(without, broadcast, nothing, lengths)
+    assert one.update is not None
+    assert other.update is not None
+    assert nodes * np.linalg.norm(one.update - other.update) <= clip * (1 + 1e-12)
+
+
+@given(arrays(np.float64, 5, elements=st.floats(allow_nan=True, allow_infinity=True)))
+def test_sensitivity_of_a_length(lengths: Float64) -> None:
+    one, many = (
+        no_longer(lengths, np.array([1.5])),
+        no_longer(lengths, np.arange(-8.0, 9.0)),
+    )
+    assert (np.linalg.norm(one, axis=1) == 0.5).all()
+    assert (np.linalg.norm(many, axis=1) <= ALL_OCTAVES * (1 + 1e-12)).all()
+
+
+def test_noise_matches_the_payment() -> None:
+    """Σ clip(Δ) has deviation σC, with ρ = 1/2σ² for both parts together."""
+    broadcast, nodes = private_round(2.0, 0.05, 50), 10
+    sigma = multipliers(broadcast)
+    assert sigma.rho == pytest.approx(0.05)
+    assert 1 / (2 * sigma.updates**2) + 1 / (2 * sigma.counts**2) == pytest.approx(0.05)
+    rng = np.random.default_rng(1)
+    still = np.zeros((nodes, 50), np.float32)
+    moved = [
+        released(still, broadcast, rng.standard_normal(51)).update for _ in range(400)
+    ]
+    deviation = np.std(np.array(moved, np.float64)) * nodes
+    assert deviation == pytest.approx(sigma.updates * 2.0, rel=0.02)
+
+
+def test_first_c_is_lower_quartile() -> None:
+    rng = np.random.default_rng(3)
+    updates = rng.standard_normal((4000, 4)).astype(np.float32)
+    updates *= (rng.uniform(1, 16, 4000) / np.linalg.norm(updates, axis=1)).astype(
+        np.float32
+    )[:, None]
+    w = np.zeros(4, np.float32)
+    broadcast = NormRound(round=1, w=w, tau=1, eta=0.1, rho=10.0)
+    noise = rng.standard_normal(noise_size(broadcast))
+    first = released(updates, broadcast, noise)
+    assert first.update is None
+    assert first.clip == pytest.approx(
+        np.quantile(np.linalg.norm(updates, axis=1), 0.25), rel=0.15
+    )
+
+
+def test_first_c_from_noisy_counts() -> None:
+    """Noisy counts need not increase."""
+    assert 2.0**-8 <= first_clip(np.array([0.9, 0.1] * 8 + [0.2])) <= 2.0**8
+    assert first_clip(np.linspace(-3, -1, 17)) == 2.0**8
+
+
+def test_c_follows_lengths() -> None:
+    assert next_clip(1.0, 0.25) == 1.0
+    assert next_clip(1.0, 1.0) == pytest.approx(math.exp(-0.375))
+    assert next_clip(1.0, 7.0) == next_clip(1.0, 1.0)
+    assert next_clip(2.0**8, -1.0) == 2.0**8
 
 
 def answers(rng: np.random.Generator, nodes: int, parameters: int):  # type: ignore[no-untyped-def]
@@ -29,13 +166,18 @@ def answers(rng: np.random.Generator, nodes: int, parameters: int):  # type: ign
             np.float32
         ) * np.float32(rng.uniform(0.01, 30))
         made = report(broadcast, updates, here.tolist())
-        if made.w is None:
+        if not isinstance(made, UpdateReport):
             return made
-        overlong = made.w.copy()
+        overlong = made.updates.copy()
         overlong[-1] *= np.float32(1e6)
-        return dataclasses.replace(made, w=overlong)
+        return with_values(made, updates=overlong)
 
     return answer
+
+
+def rho_paid(broadcast: Broadcast) -> float:
+    assert isinstance(broadcast, Private)
+    return broadcast.rho
 
 
 def check_run(seed: int) -> str:
@@ -62,9 +204,8 @@ def check_run(seed: int) -> str:
         answers(rng, nodes, parameters),
         lambda number, rho: payments.append((number, rho)),
     )
-    releases = [each.private for each in rounds if each.private is not None]
-    assert payments == [(i, each.rho) for i, each in enumerate(releases, 1)]
-    released_rho = sum(multipliers(each).rho for each in releases)
+    assert payments == [(i, rho_paid(each)) for i, each in enumerate(rounds, 1)]
+    released_rho = sum(multipliers(each).rho for each in rounds)
     spent = run.ledger.budget.totals(run.ledger.spent)
     assert spent["privacy"] == pytest.approx(epsilon_of(released_rho, DELTA), rel=1e-9)
     assert all(spent[name] <= limit * (1 + 1e-12) for name, limit in limits.items())
@@ -103,19 +244,16 @@ def test_binding_resource_ends_the_run() -> None:
 def test_first_round_only_measures() -> None:
     run = aggregator({"time": 10.0, "privacy": 4.0}, 50, 5)
     first = run.start()
-    assert first.private is not None
-    assert first.private.measures
-    assert first.report_fields == {"length"}
+    assert isinstance(first, NormRound)
     second = run.receive(zero_updates(first), run.ledger.costs)
-    assert isinstance(second, Broadcast)
+    assert isinstance(second, PrivateRound)
     assert np.array_equal(second.w, first.w)
-    assert second.report_fields == {"length", "w"}
 
 
 def test_rounds_share_privacy_evenly() -> None:
     run = aggregator({"time": 1e4, "privacy": 4.0}, 50, 5, rounds=11)
     rounds = run_to_end(run, zero_updates)
-    shares = [each.private.rho for each in rounds[1:] if each.private is not None]
+    shares = [rho_paid(each) for each in rounds[1:]]
     assert len(shares) == 10
     assert shares == pytest.approx([0.95 * rho_of(4.0, DELTA) / 10] * 10, rel=1e-4)
 
@@ -152,8 +290,8 @@ def test_more_privacy_adds_rounds() -> None:
     more = PrivateAggregator.resume(run.state, method=run.method, budget=budget, more=True)
     assert more.pending is not None
     assert more.pending.round == made + 1
-    assert more.pending.private is not None
-    assert more.pending.private.rho <= rho_of(2.0, DELTA) - rho_of(1.0, DELTA) * (1 - 1e-4)
+    added = rho_of(2.0, DELTA) - rho_of(1.0, DELTA) * (1 - 1e-4)
+    assert rho_paid(more.pending) <= added
 
 
 def test_too_small_budget_is_refused() -> None:
@@ -187,10 +325,9 @@ def test_membership_attack_is_bounded_by_epsilon(epsilon: float) -> None:
         points = [*(each.w for each in rounds), run.state.w]
         total = 0.0
         for broadcast, before, after in zip(rounds, points, points[1:], strict=False):
-            private = broadcast.private
-            if private is not None and not private.measures:
-                moved = nodes * float(after[0] - before[0]) / private.clip
-                total += moved / multipliers(private).updates ** 2
+            if isinstance(broadcast, PrivateRound):
+                moved = nodes * float(after[0] - before[0]) / broadcast.clip
+                total += moved / multipliers(broadcast).updates ** 2
         return total
 
     here = np.array([evidence(seed, True) for seed in range(runs)])

@@ -13,24 +13,25 @@ from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.budget.budget import Budget
 from fedbudget.budget.control import BalancedTau, FixedTau
 from fedbudget.budget.step_size import FixedStep
-from fedbudget.data.shards import Shards
 from fedbudget.errors import UserError
 from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, PeerError, Request, Work
-from fedbudget.protocol.method import Method
+from fedbudget.protocol.features.drift import DriftPart
+from fedbudget.protocol.features.feature import Feature, NodeTimes, report_layout
 from fedbudget.protocol.features.workload import (
     RECENT,
-    DataWorkload,
-    NodeTimes,
+    SpeedShares,
+    SpeedWorkload,
     StepTimes,
-    Workload,
+    Work,
     effective_tau,
+    updates_of,
 )
+from fedbudget.protocol.messages import PeerError, TrainReport, TrainRound
+from fedbudget.protocol.method import Method
 from fedbudget.settings.settings import Settings
 from support.fleets import one_fleet, single_node_fleets, sorted_parts
-from support.hand_made import as_broadcast
+from support.hand_made import as_broadcast, as_train
 from support.methods import bits
 from support.problems import (
     MODELS,
@@ -53,10 +54,23 @@ def measured(times: Float64, rounds: int = 1) -> StepTimes:
     return found
 
 
-def workload(times: Sequence[float] | Float64, most: int = 100) -> Workload:
-    found = Workload.of(measured(np.asarray(times, np.float64)), 2, most)
+def workload(times: Sequence[float] | Float64, most: int = 100) -> SpeedShares:
+    found = SpeedShares.of(measured(np.asarray(times, np.float64)), 2, most)
     assert found is not None
     return found
+
+
+def round_with(work: Work, tau: int, w: Float32, number: int = 1) -> TrainRound:
+    """A round in which each node makes its own number of updates."""
+    return TrainRound(
+        round=number,
+        w=w,
+        report=report_layout((), number),
+        tau=tau,
+        eta=0.1,
+        effective=work.effective,
+        parts=(work,),
+    )
 
 
 class TestUpdatesBySpeed:
@@ -93,10 +107,9 @@ class TestUpdatesBySpeed:
 
     def test_unknown_node_counts_as_slowest(self) -> None:
         work = workload([0.5, 1.0]).work(3)
-        broadcast = Broadcast(
-            2, np.zeros(1, np.float32), 3, 0.1, Request(), best=False, stop=False, work=work
-        )
-        assert broadcast.to(np.array([0, 7])).work == Work(work.effective, 6, (6, 3))
+        broadcast = round_with(work, 3, np.zeros(1, np.float32), number=2)
+        sent = broadcast.to(np.array([0, 7])).part(Work)
+        assert sent == Work(work.effective, 6, (6, 3), 3)
 
 
 class TestStepTimes:
@@ -105,7 +118,7 @@ class TestStepTimes:
         ratios = []
         for number in range(6, 10):
             times = times.after(number, NodeTimes(np.array([0, 1]), np.array([1.0, 10.0])))
-            found = Workload.of(times, number + 1, 100)
+            found = SpeedShares.of(times, number + 1, 100)
             assert found is not None
             ratios.append(found.ratios.tolist())
         assert ratios == [[1, 1], [1, 1], [10, 1], [10, 1]]
@@ -115,7 +128,7 @@ class TestStepTimes:
         for number in range(2, RECENT + 2):
             times = times.after(number, NodeTimes(np.array([0, 1]), np.array([1.0, 2.0])))
         here, gone = (
-            Workload.of(times, coming, 100) for coming in (RECENT + 1, RECENT + 2)
+            SpeedShares.of(times, coming, 100) for coming in (RECENT + 1, RECENT + 2)
         )
         assert here is not None
         assert gone is not None
@@ -149,12 +162,12 @@ class TestChoice:
             budget=Budget(limits),
             expected=costs([0.1] * len(limits), [1.0] * len(limits)),
         )
-        fleet = one_fleet(case, unequal_parts(60, 2, 1))
+        fleet = one_fleet(case, unequal_parts(60, 2, 1), features=method.features)
         report = fleet.answer(aggregator.start())
         cost = costs([0.1] * len(limits), [1.0] * len(limits))
         return as_broadcast(
             aggregator.receive(report, cost, times=NodeTimes(report.nodes, np.array(times)))
-        ).work
+        ).part(Work)
 
     def test_fast_node_makes_more_updates(self) -> None:
         work = self.work([1, 4], time=1e4)
@@ -217,7 +230,8 @@ class TestAgainstSecondImplementation:
                 by_speed=100,
             )
         ]
-        rounds = broadcasts[:9]
+        rounds = [as_train(each) for each in broadcasts[:9]]
+        drifts = [each.part(DriftPart) for each in rounds]
         expected = corrected_descent(
             case.local(parts),
             [len(part) for part in parts],
@@ -225,11 +239,11 @@ class TestAgainstSecondImplementation:
             taus=[each.tau for each in rounds],
             eta=0.05,
             present=present,
-            correct=[each.drift is not None and each.drift.correct for each in rounds],
-            own_taus=[each.updates(np.arange(4)).tolist() for each in rounds],
+            correct=[drift is not None and drift.correct for drift in drifts],
+            own_taus=[updates_of(each, np.arange(4)).tolist() for each in rounds],
             effective=[each.effective for each in rounds],
         )
-        assert any(each.work is not None for each in rounds)
+        assert any(each.part(Work) is not None for each in rounds)
         np.testing.assert_allclose(
             np.array([each.w for each in broadcasts]), np.array(expected), atol=2e-5
         )
@@ -292,22 +306,16 @@ class TestLimit:
     def test_no_minimum_without_drift_correction(self) -> None:
         """Normalization alone, as in FedNova, is not enough."""
         case = problem("svm", 2)
-        fleet, w = one_fleet(case, sorted_parts(case, 4)), case.start(1)
+        fleet = one_fleet(case, sorted_parts(case, 4), features=[SpeedWorkload(100)])
+        w = case.start(1)
         work = workload(self.TIMES).work(3)
         for number in range(1, 301):
-            w = self.averaged(
-                fleet.answer(self.uncorrected(number, w, work)).w, fleet.shards.size
-            )
+            report = fleet.answer(round_with(work, 3, w, number))
+            own = report.vectors["w"]
+            w = np.average(own, axis=0, weights=report.sizes).astype(np.float32)
         assert case.loss(w.astype(np.float64), case.x, case.y) > self.minimum(case) * (
             1 + 1e-3
         )
-
-    def uncorrected(self, number: int, w: Float32, work: Work) -> Broadcast:
-        return Broadcast(number, w, 3, 0.1, Request(), best=False, stop=False, work=work)
-
-    def averaged(self, w: Float32 | None, sizes: Int64) -> Float32:
-        assert w is not None
-        return np.asarray(np.average(w, axis=0, weights=sizes), np.float32)
 
     def minimum(self, case: Problem) -> float:
         w = case.start(1).astype(np.float64)
@@ -319,19 +327,10 @@ class TestLimit:
 @pytest.mark.parametrize("updates", [(1,), (1, 0), (3, 1)])
 def test_fleet_refuses_wrong_work(updates: tuple[int, ...]) -> None:
     case = problem("svm", 3)
-    fleet = one_fleet(case, unequal_parts(60, 2, 1))
-    broadcast = Broadcast(
-        1,
-        case.start(1),
-        1,
-        0.1,
-        Request(),
-        best=False,
-        stop=False,
-        work=Work(1.0, 2, updates),
-    )
-    with pytest.raises(PeerError, match="2 nodes cannot make"):
-        fleet.receive(broadcast)
+    features: list[Feature] = [SpeedWorkload(100)]
+    fleet = one_fleet(case, unequal_parts(60, 2, 1), features=features)
+    with pytest.raises(PeerError, match=r"2 nodes cannot make|more than 2"):
+        fleet.receive(round_with(Work(1.0, 2, updates, 1), 1, case.start(1)))
 
 
 def fednova(
@@ -366,14 +365,13 @@ class TestFedNova:
     def test_rounds_match_publication(self, name: str) -> None:
         case = problem(name, 3)
         parts, w = self.parts(case), case.start(3)
-        by_data = DataWorkload(self.SIZES)
         rounds = run_rounds(
             single_node_fleets(case, parts),
             FixedTau(8),
             eta=0.05,
             rounds=7,
             w=w,
-            by_data=by_data,
+            by_data=self.SIZES,
         )
         expected = [w.astype(np.float64)]
         for _ in range(7):
@@ -394,8 +392,8 @@ class TestFedNova:
         """A node makes its own number of updates; its update is rescaled to τ_eff."""
         case = problem("svm", 4)
         parts, w = self.parts(case), case.start(4)
-        how: dict[str, Any] = {"by_data": DataWorkload(self.SIZES), "proximal": 0.7}
-        fleets = [Fleet(case.model, Shards.of(case.table, parts), batch=None, seed=9)]
+        how: dict[str, Any] = {"by_data": self.SIZES, "proximal": 0.7}
+        fleets = [one_fleet(case, parts)]
         _, report, _ = next(
             iter(run_rounds(fleets, FixedTau(8), eta=0.05, rounds=1, w=w, **how))
         )
@@ -406,7 +404,7 @@ class TestFedNova:
             )
             / 60
         )
-        assert report.w is not None
+        assert isinstance(report, TrainReport)
         for own, gradient, updates in zip(
             report.w, case.local(parts), self.UPDATES, strict=True
         ):
@@ -419,7 +417,6 @@ class TestFedNova:
         case = problem("softmax", 5)
         parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(5)
         common: dict[str, Any] = {"eta": 0.1, "rounds": 5, "w": w}
-        by_data = DataWorkload((15,) * 4)
         plain, nova = (
             [
                 each.w
@@ -427,7 +424,7 @@ class TestFedNova:
                     single_node_fleets(case, parts), FixedTau(5), **common, by_data=how
                 )
             ]
-            for how in (None, by_data)
+            for how in (None, (15,) * 4)
         )
         np.testing.assert_allclose(plain, nova, atol=1e-6)
 
@@ -444,13 +441,14 @@ class TestFedNova:
         )
         assert run.aggregator is not None
         broadcast = run.aggregator.pending
-        assert broadcast is not None
-        assert broadcast.work is not None
+        assert isinstance(broadcast, TrainRound)
+        work = broadcast.part(Work)
+        assert work is not None
         sizes = run.shards.size
-        assert broadcast.work.updates == tuple(
+        assert work.updates == tuple(
             max(1, round(20 * size / sizes.max())) for size in sizes.tolist()
         )
-        assert broadcast.tau == broadcast.work.most == 20
+        assert broadcast.tau == work.most == 20
 
     def test_real_nodes_are_refused(self) -> None:
         with pytest.raises(
