@@ -1,5 +1,7 @@
 """Combination rules and caps that limit the influence of single nodes."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,28 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget import train
+from fedbudget.arrays import Int64
 from fedbudget.errors import UserError
 from fedbudget.protocol.combine import (
     ClippedMean,
     CoordinateMedian,
     TrimmedMean,
     WeightedMean,
-    capped_reports,
+    cap_figures,
+    cap_reports,
     mixed,
+    shortened_nodes,
     without_outliers,
 )
-from fedbudget.protocol.messages import NUMBERS, Report
-from fedbudget.protocol.state import shortened_nodes
+from fedbudget.protocol.features.drift import DriftCorrection
+from fedbudget.protocol.features.estimates import EstimateSlopes
+from fedbudget.protocol.messages import LossReport, SampleReport, TrainReport
+from support.hand_made import ONE, last, make, train_report, with_values
 
 START = np.array([1.0, 1.0], np.float32)
 
 
-def report(*updates: tuple[float, float], gradients: Any = None) -> Report:
-    n = len(updates)
-    w = START + np.array(updates, np.float32)
-    return Report(
-        2, np.arange(n), np.full(n, 5), np.ones(n), np.ones(n), w=w, gradients=gradients
-    )
+def report(*updates: tuple[float, float]) -> TrainReport:
+    return train_report(START + np.array(updates, np.float32), round=2)
 
 
 class TestClippedMean:
@@ -39,8 +42,7 @@ class TestClippedMean:
         """
         given = report((1, 0), (0, 1), (2, 0), (0, -100))
         found = ClippedMean(6.0).capped(given, START, 2)
-        assert found.w is not None
-        assert (found.w - START).tolist() == pytest.approx(
+        assert (found.vectors["w"] - START).tolist() == pytest.approx(
             np.array([[1, 0], [0, 1], [2, 0], [0, -0.0225]])
         )
         assert shortened_nodes(given, found) == (3,)
@@ -48,15 +50,12 @@ class TestClippedMean:
     @given(st.integers(0, 2**32 - 1))
     def test_other_nodes_keep_their_bits(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        start, w = (
-            rng.normal(size=9).astype(np.float32),
-            rng.normal(size=(5, 9)).astype(np.float32),
-        )
+        start = rng.normal(size=9).astype(np.float32)
+        w = rng.normal(size=(5, 9)).astype(np.float32)
         w[4] = start + 1000 * (w[4] - start)
-        reported = Report(2, np.arange(5), np.full(5, 5), np.ones(5), np.ones(5), w=w)
+        reported = train_report(w, round=2)
         found = ClippedMean().capped(reported, start, 9)
-        assert found.w is not None
-        assert found.w[:4].tobytes() == w[:4].tobytes()
+        assert found.vectors["w"][:4].tobytes() == w[:4].tobytes()
         assert shortened_nodes(reported, found) == (4,)
 
     def test_similar_lengths_stay(self) -> None:
@@ -72,19 +71,19 @@ class TestClippedMean:
         """Other code drops nodes with a non-finite w."""
         given = report((1, 0), (0, 1), (2, 0), (np.nan, 0), (0, -100))
         found = ClippedMean(6.0).capped(given, START, 2)
-        assert found.w is not None
-        assert np.isnan(found.w[3]).any()
-        assert found.w[4] - START == pytest.approx(np.array([0, -0.0225]))
+        assert np.isnan(found.vectors["w"][3]).any()
+        assert found.vectors["w"][4] - START == pytest.approx(np.array([0, -0.0225]))
 
     def test_clips_gradients(self) -> None:
+        """Gradients are measured from 0, and w_i from w(t₀)."""
         gradients = np.array([[1, 0], [1, 0], [50, 0]], np.float32)
-        found = ClippedMean(6.0).capped(
-            report((1, 0), (0, 1), (1, 0), gradients=gradients), START, 2
-        )
-        assert found.gradients is not None
-        assert found.gradients.tolist() == pytest.approx(
-            np.array([[1, 0], [1, 0], [0.02, 0]])
-        )
+        given = report((1, 0), (0, 1), (1, 0))
+        given = replace(given, vectors={**given.vectors, "gradients": gradients})
+        found = ClippedMean(6.0).capped(given, START, 2)
+        expected = np.array([[1, 0], [1, 0], [0.02, 0]])
+        assert found.vectors["gradients"].tolist() == pytest.approx(expected)
+        assert found.vectors["w"] is given.vectors["w"]
+        assert shortened_nodes(given, found) == ()
 
     def test_ignores_running_statistics(self) -> None:
         given = report((1, 0), (1, 0), (1, 1e6))
@@ -93,7 +92,8 @@ class TestClippedMean:
     def test_normal_run_matches_the_mean(self) -> None:
         """SVM, Case 2: no update is too long, and drift is corrected as with the mean."""
         how: Any = {"model": "svm", "case": 2, "budget": "time=2s"}
-        mean, clipped = train(**how), train(**how, combine="clipped")
+        mean = train(**how)
+        clipped = train(**how, combine="clipped")
         assert mean.w.tobytes() == clipped.w.tobytes()
 
 
@@ -143,7 +143,8 @@ def test_neighbour_means_by_hand() -> None:
     """Values 1, 2, 3, 4, 100 with sizes 1, 1, 2, 1, 9: the four nearest have mean 13 / 5
     or, without the first, 912 / 13.
     """
-    w, sizes = np.array([[1], [2], [3], [4], [100]], np.float32), np.array([1, 1, 2, 1, 9])
+    w = np.array([[1], [2], [3], [4], [100]], np.float32)
+    sizes = np.array([1, 1, 2, 1, 9])
     assert mixed(w, sizes, np.arange(5), 4).ravel().tolist() == pytest.approx(
         [2.6, 2.6, 2.6, 2.6, 912 / 13]
     )
@@ -153,7 +154,8 @@ def test_rules_by_hand() -> None:
     """Means of four neighbours of 0, 10, 20, 30, 40 are 15, 15, 15, 25, 25; one is trimmed
     at either end. Means of three are 10, 10, 20, 30, 30.
     """
-    w, sizes = np.array([[0], [10], [20], [30], [40]], np.float32), np.ones(5, np.int64)
+    w = np.array([[0], [10], [20], [30], [40]], np.float32)
+    sizes = np.ones(5, np.int64)
     assert TrimmedMean(0.2).combine(w, sizes, np.arange(5)).tolist() == pytest.approx(
         [55 / 3]
     )
@@ -161,7 +163,8 @@ def test_rules_by_hand() -> None:
 
 
 def test_two_nodes_are_averaged() -> None:
-    w, sizes = np.array([[1, 2], [4, 8]], np.float32), np.array([1, 2])
+    w = np.array([[1, 2], [4, 8]], np.float32)
+    sizes = np.array([1, 2])
     assert TrimmedMean(0.2).combine(w, sizes, np.arange(2)) == pytest.approx(
         WeightedMean().combine(w, sizes, np.arange(2))
     )
@@ -169,16 +172,23 @@ def test_two_nodes_are_averaged() -> None:
 
 def test_losses_are_winsorized() -> None:
     """The loss gap of one node is 90, those of the others -1, 0 and 1."""
-    given = Report(
-        2,
-        np.arange(4),
-        np.full(4, 5),
-        np.array([1.0, 3.0, 5.0, 100.0]),
-        np.array([2.0, 3.0, 4.0, 10.0]),
+    given = train_report(
+        np.zeros((4, 2), np.float32),
+        losses=np.array([1.0, 3.0, 5.0, 100.0]),
+        best_losses=np.array([2.0, 3.0, 4.0, 10.0]),
     )
-    found = without_outliers(given, 1)
-    assert found.best_losses.tolist() == [3, 3, 4, 4]
-    assert (found.losses - found.best_losses).tolist() == [0, 0, 1, 1]
+    found = without_outliers(given, 1).numbers
+    assert found["best_losses"].tolist() == [3, 3, 4, 4]
+    assert (found["losses"] - found["best_losses"]).tolist() == [0, 0, 1, 1]
+
+
+def test_report_without_losses_stays() -> None:
+    """A report of private rounds has w_i, and no losses to limit."""
+    w = np.array([[1, 0], [0, 1], [9, 9]], np.float32)
+    ones = np.ones(3, np.int64)
+    given = SampleReport(round=1, nodes=np.arange(3), sizes=ones, vectors={"w": w})
+    assert cap_reports(TrimmedMean(), given, START, 2) is given
+    assert cap_figures(given, np.arange(3), GROUPS) == (given, {})
 
 
 @pytest.mark.parametrize("name", ["trimmed", "median"])
@@ -201,12 +211,24 @@ USUAL: dict[str, float] = {
 }
 
 
-def report_with(node: int, **other: Any) -> Report:
-    nodes = other.pop("nodes", 1)
-    numbers: dict[str, Any] = {
-        name: np.full(nodes, value) for name, value in (USUAL | other).items()
+GROUPS = [DriftCorrection().reported(3), EstimateSlopes().reported(3)]
+
+
+def figures(
+    *peers: Mapping[str, float], counts: tuple[int, ...] = ()
+) -> tuple[LossReport, Int64]:
+    """Reports of peers with the usual numbers and some others; and each node's peer.
+
+    Args:
+      peers: numbers of each peer that differ from the usual ones.
+      counts: nodes of each peer; one by default.
+    """
+    peer = np.repeat(np.arange(len(peers)), counts or [1] * len(peers))
+    numbers = {
+        name: np.array([own.get(name, usual) for own in peers])[peer]
+        for name, usual in USUAL.items()
     }
-    return Report(3, np.arange(node, node + nodes), np.full(nodes, 10), **numbers)
+    return train_report(np.zeros((len(peer), 2), np.float32), round=3, **numbers), peer
 
 
 @given(
@@ -215,15 +237,14 @@ def report_with(node: int, **other: Any) -> Report:
         [("losses", "best_losses"), ("rho",), ("beta",), ("plain",), ("corrected",)]
     ),
 )
-def test_normal_reports_stay(factors: list[float], names: tuple[str, ...]) -> None:
+def test_normal_figures_stay(factors: list[float], names: tuple[str, ...]) -> None:
     """Both losses of a node use the same samples, so they vary together."""
-    reports = [
-        report_with(node, **{name: factor * USUAL[name] for name in names})
-        for node, factor in enumerate(factors)
-    ]
-    capped, outliers = capped_reports(reports)
-    assert not any(outliers)
-    assert all(ours is theirs for ours, theirs in zip(capped, reports, strict=True))
+    given, peers = figures(
+        *[{name: factor * USUAL[name] for name in names} for factor in factors]
+    )
+    capped, outliers = cap_figures(given, peers, GROUPS)
+    assert capped is given
+    assert outliers == {}
 
 
 @pytest.mark.parametrize(
@@ -240,41 +261,84 @@ def test_normal_reports_stay(factors: list[float], names: tuple[str, ...]) -> No
 )
 def test_outliers_are_capped(name: str, attack: float, counts: float) -> None:
     """An outlier becomes NaN (ρ, β) or the median (other values)."""
-    capped, outliers = capped_reports(
-        [report_with(0), report_with(1), report_with(2, **{name: attack})]
-    )
-    assert outliers == [(), (), (name,)]
-    assert getattr(capped[2], name).tolist() == pytest.approx([counts], nan_ok=True)
+    given, peers = figures({}, {}, {name: attack})
+    capped, outliers = cap_figures(given, peers, GROUPS)
+    assert outliers == {2: (name,)}
+    assert capped.numbers[name][2] == pytest.approx(counts, nan_ok=True)
+    for other in USUAL.keys() - {name}:
+        assert capped.numbers[other] == pytest.approx(given.numbers[other])
+
+
+def test_figures_of_a_group_are_replaced_together() -> None:
+    """A node with an implausible divergence without correction has no valid one with it."""
+    given, peers = figures({}, {}, {"plain": 1e14, "corrected": 7.0})
+    capped, outliers = cap_figures(given, peers, GROUPS)
+    assert outliers == {2: ("plain",)}
+    assert capped.numbers["corrected"].tolist() == pytest.approx([0.2, 0.2, 0.2])
 
 
 def test_capped_gap_is_the_median() -> None:
     """Two nodes see the loss fall by 0.1; the third reports a rise by 50."""
-    capped, _ = capped_reports(
-        [report_with(0), report_with(1), report_with(2, losses=51.0)]
-    )
-    assert capped[2].losses - capped[2].best_losses == pytest.approx(-0.1)
+    given, peers = figures({}, {}, {"losses": 51.0})
+    numbers = cap_figures(given, peers, GROUPS)[0].numbers
+    assert numbers["losses"][2] - numbers["best_losses"][2] == pytest.approx(-0.1)
 
 
 def test_large_fleet_counts_once() -> None:
-    capped, outliers = capped_reports(
-        [report_with(0), report_with(1), report_with(2, nodes=50, beta=9e11)]
-    )
-    assert outliers[:2] == [(), ()]
-    assert np.isnan(capped[2].beta).all()  # type: ignore[arg-type]
+    """A peer with 50 nodes is one of three, and all its nodes are capped."""
+    given, peers = figures({}, {}, {"beta": 9e11}, counts=(1, 1, 50))
+    capped, outliers = cap_figures(given, peers, GROUPS)
+    assert outliers == dict.fromkeys(range(2, 52), ("beta",))
+    assert capped.numbers["beta"][:2].tolist() == [5, 5]
+    assert np.isnan(capped.numbers["beta"][2:]).all()
 
 
-def test_two_reports_stay() -> None:
-    reports = [report_with(0), report_with(1, beta=9e11)]
-    assert capped_reports(reports) == (reports, [(), ()])
+def test_one_node_of_a_peer_is_capped() -> None:
+    """The median of every peer is 5, so the limit of β is 500."""
+    given, peers = figures({}, {}, {}, counts=(2, 3, 1))
+    given = with_values(given, beta=np.array([4.0, 6.0, 5.0, 501.0, 5.0, 5.0]))
+    capped, outliers = cap_figures(given, peers, GROUPS)
+    assert outliers == {3: ("beta",)}
+    expected = [4, 6, 5, np.nan, 5, 5]
+    assert capped.numbers["beta"].tolist() == pytest.approx(expected, nan_ok=True)
+
+
+def test_peer_without_figures_is_ignored() -> None:
+    """A peer whose nodes all lack β has no median, and is no outlier."""
+    given, peers = figures({}, {}, {}, {}, counts=(2, 1, 1, 1))
+    beta = np.array([np.nan, np.nan, 5.0, 6.0, 9e11])
+    capped, outliers = cap_figures(with_values(given, beta=beta), peers, GROUPS)
+    assert outliers == {4: ("beta",)}
+    assert capped.numbers["beta"][2:4].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (1, 30)])
+def test_two_peers_stay(counts: tuple[int, ...]) -> None:
+    given, peers = figures({}, {"beta": 9e11}, counts=counts)
+    assert cap_figures(given, peers, GROUPS) == (given, {})
+
+
+def test_round_records_outliers() -> None:
+    """The aggregator names outliers by node number, and only if peers are given."""
+    losses = np.array([1.0, 1.0, 1e9])
+    for peers, expected in ((None, {}), (np.arange(3), {7: ("losses",)})):
+        aggregator = make()
+        broadcast = aggregator.start()
+        given = train_report(
+            np.zeros((3, 2), np.float32), nodes=np.array([2, 4, 7]), losses=losses
+        )
+        given.require_answers(broadcast)
+        aggregator.receive(given, ONE, peers=peers)
+        assert last(aggregator).outliers == expected
+        assert last(aggregator).loss == (1 if expected else pytest.approx(losses.mean()))
 
 
 @given(st.data())
 def test_outlier_influence_is_bounded(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(USUAL)))
     attack = data.draw(st.floats(allow_nan=False, allow_infinity=False))
-    capped, _ = capped_reports(
-        [report_with(0), report_with(1), report_with(2, **{name: attack})]
-    )
+    given, peers = figures({}, {}, {name: attack})
+    capped, _ = cap_figures(given, peers, GROUPS)
     bounds = {
         "rho": 1e4,
         "beta": 100,
@@ -283,10 +347,5 @@ def test_outlier_influence_is_bounded(data: st.DataObject) -> None:
         "plain": 1e3,
         "corrected": 1e3,
     }
-    values = np.concatenate([getattr(each, name) for each in capped])
-    assert np.nanmax(np.abs(values)) <= bounds[name] * 1.1 * USUAL[name] * (1 + 1e-9)
-    assert {each for each in NUMBERS if getattr(capped[2], each) is None} == {
-        "lasting",
-        "shifted",
-        "length",
-    }
+    largest = np.nanmax(np.abs(capped.numbers[name]))
+    assert largest <= bounds[name] * 1.1 * USUAL[name] * (1 + 1e-9)

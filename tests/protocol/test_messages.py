@@ -264,14 +264,15 @@ class TestKinds:
     ) -> None:
         """A round has its own report, and costs its local updates, or one evaluation."""
         broadcast = kind(round=1, w=W, **fields)
+        layout = broadcast.report
         assert broadcast.answer is answer
-        assert broadcast.report.numbers + broadcast.report.vectors == names
+        assert layout.numbers + layout.vectors == names
         assert broadcast.steps == steps
         given = answer(
             round=1,
             nodes=np.arange(2),
             sizes=np.ones(2, np.int64),
-            numbers={name: np.arange(2.0) for name in broadcast.report.numbers},
+            numbers={name: np.arange(2.0) for name in layout.numbers},
             vectors={
                 name: np.ones((2, 3), np.float32) for name in broadcast.report.vectors
             },

@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,20 +17,30 @@ from fedbudget.budget.control import AdaptiveTau, Estimates, FixedTau, Reason
 from fedbudget.budget.spending import PaperSpending
 from fedbudget.budget.step_size import AutoStep, FixedStep
 from fedbudget.errors import UserError
-from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.features.drift import DriftPart, DriftState
+from fedbudget.protocol.features.estimates import EstimatesState
+from fedbudget.protocol.features.feature import Quantize
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, Drift, LocalError, Report
+from fedbudget.protocol.messages import LOSSES, Broadcast, LocalError, TrainRound
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.state import (
-    Phase,
-    Quantize,
-    damp_velocity,
-    updated,
-    with_losses,
+from fedbudget.protocol.stages import move, with_finite_w, with_losses
+from fedbudget.protocol.state import Outcome, Phase, updated
+from fedbudget.protocol.sums import Sums
+from fedbudget.protocol.update import Accelerate, Average, Motion, UpdateRule
+from support.hand_made import (
+    ONE,
+    as_broadcast,
+    as_final,
+    as_outcome,
+    as_train,
+    last,
+    make,
+    report,
+    train_report,
+    w_of,
+    with_values,
 )
-from fedbudget.protocol.sums import ReportsHere
-from fedbudget.protocol.update import Accelerate, Average, Motion
-from support.hand_made import ONE, as_broadcast, as_outcome, last, make, report, w_of
 from support.methods import (
     METHODS,
     bits,
@@ -62,9 +73,7 @@ class TestBestW:
             broadcast = aggregator.receive(report(broadcast, loss, w=k + 1, best=best), ONE)
         return flags, as_outcome(broadcast)
 
-    def test_lowest_loss_wins(
-        self,
-    ) -> None:
+    def test_lowest_loss_wins(self) -> None:
         """Nodes receive the flag one broadcast later."""
         flags, outcome = self.play([5, 3, 4, 2, 6])
         assert flags == [False, False, True, False, True]
@@ -99,19 +108,22 @@ class TestBestW:
         assert found == [(5, 5), (3, 3), (4, 3)]
 
 
+NOTHING = np.full((2, 2), np.nan, np.float32)
+"""w_i of two nodes that diverged."""
+
+
 class TestRecovery:
-    def lost(self, aggregator: Aggregator, broadcast: Broadcast, loss: float) -> Broadcast:
-        nothing = np.full((2, 2), np.nan, np.float32)
-        return as_broadcast(
-            aggregator.receive(replace(report(broadcast, loss, best=5), w=nothing), ONE)
-        )
+    def lost(
+        self, aggregator: Aggregator, broadcast: Broadcast, loss: float
+    ) -> Broadcast | Outcome:
+        """Answer a round with a report in which no w_i is finite."""
+        given = report(broadcast, loss, best=5)
+        return aggregator.receive(with_values(given, w=NOTHING), ONE)
 
     def test_repeats_round_with_one_update(self) -> None:
         aggregator = make(1000)
-        broadcast = as_broadcast(
-            aggregator.receive(report(aggregator.start(), 5, w=1), ONE)
-        )
-        again = self.lost(aggregator, broadcast, loss=4)
+        broadcast = aggregator.receive(report(aggregator.start(), 5, w=1), ONE)
+        again = as_train(self.lost(aggregator, as_broadcast(broadcast), loss=4))
         assert again.w.tolist() == w_of(1).tolist()
         assert (again.tau, last(aggregator).left_out) == (1, (0, 1))
         aggregator.receive(report(again, 4), ONE)
@@ -123,13 +135,13 @@ class TestRecovery:
             aggregator.receive(report(aggregator.start(), 5, w=1), ONE)
         )
         broadcast = as_broadcast(aggregator.receive(report(broadcast, 4, w=2, best=5), ONE))
-        again = self.lost(aggregator, broadcast, loss=np.inf)
+        again = as_train(self.lost(aggregator, broadcast, loss=np.inf))
         assert again.w.tolist() == w_of(1).tolist()
 
     def test_controller_decides_afterwards(self) -> None:
         aggregator = make(1000)
-        again = self.lost(aggregator, aggregator.start(), loss=4)
-        assert as_broadcast(aggregator.receive(report(again, 4), ONE)).tau == 3
+        again = as_train(self.lost(aggregator, aggregator.start(), loss=4))
+        assert as_train(aggregator.receive(report(again, 4), ONE)).tau == 3
 
     def test_keeps_all_estimates(self) -> None:
         aggregator = make(1000, controller=AdaptiveTau())
@@ -137,45 +149,90 @@ class TestRecovery:
         broadcast = as_broadcast(
             aggregator.receive(report(broadcast, 1, estimates=(1.0, 2.0, 3.0)), ONE)
         )
-        nothing = np.full((2, 2), np.inf, np.float32)
-        aggregator.receive(
-            replace(report(broadcast, 1, estimates=(4.0, 5.0, 6.0)), w=nothing), ONE
-        )
+        given = report(broadcast, 1, estimates=(4.0, 5.0, 6.0))
+        aggregator.receive(with_values(given, w=NOTHING), ONE)
         assert last(aggregator).kept == ("rho", "beta", "delta")
         assert last(aggregator).estimates == Estimates(1.0, 2.0, 3.0)
 
     def test_respects_the_budget(self) -> None:
         aggregator = make(7.5)
-        final = self.lost(aggregator, aggregator.start(), loss=4)
-        assert (final.tau, final.stop) == (0, True)
+        as_final(self.lost(aggregator, aggregator.start(), loss=4))
+
+
+class TestDamagedState:
+    """A state whose w is damaged restarts from w^f, as after loading a checkpoint."""
+
+    def run(self) -> Aggregator:
+        """An aggregator after three corrected rounds with estimates and momentum."""
+        aggregator = make(
+            controller=AdaptiveTau(),
+            step_size=AutoStep(),
+            update=Accelerate(),
+            correct_drift=True,
+            delta="parameters",
+        )
+        broadcast: Broadcast | Outcome = aggregator.start()
+        for w in (1.0, 2.0, 3.0):
+            given = report(as_broadcast(broadcast), 1.0, w=w, estimates=(1.0, 2.0, 3.0))
+            broadcast = aggregator.receive(with_values(given, plain=np.ones(2)), ONE)
+        return aggregator
+
+    def test_finite_w_stays(self) -> None:
+        run = self.run()
+        assert with_finite_w(run.state, run.method) is run.state
+
+    def test_damaged_best_stays(self) -> None:
+        run = self.run()
+        damaged = np.full(2, np.nan, np.float32)
+        state = replace(run.state, w=damaged, best=damaged)
+        assert with_finite_w(state, run.method) is state
+
+    def test_features_restart(self) -> None:
+        """Drift correction, estimates and momentum forget what they learned."""
+        run = self.run()
+        before = run.state
+        drift = before.states["drift"]
+        assert isinstance(drift, DriftState)
+        assert drift.mean.any()
+        assert "momentum" in before.states
+        damaged = np.array([1.0, np.inf], np.float32)
+        after = with_finite_w(replace(before, w=damaged, worse=True), run.method)
+        assert after.w is before.best
+        assert bits(after.update) == bits(Accelerate().first(before.best))
+        assert not after.worse
+        assert after.states.keys() == {"drift", "estimates"}
+        assert after.states["estimates"] == EstimatesState()
+        restarted = after.states["drift"]
+        assert isinstance(restarted, DriftState)
+        assert not restarted.mean.any()
+        assert restarted.coming == DriftPart(correct=False, share=1.0)
+        assert restarted.divergence is None
+        assert restarted.nodes.tolist() == [0, 1]
+        after.require_possible()
 
 
 class TestDivergence:
     """With an adaptive step size, a run returns to w^f if losses are far above the best."""
 
-    def after(self, *losses: float, best: float = 1.0) -> tuple[Aggregator, Broadcast]:
+    def after(self, *losses: float, best: float = 1.0) -> tuple[Aggregator, TrainRound]:
         """Run rounds with these losses at w; w^f has loss `best` on the same samples."""
         aggregator = make(
             1000, step_size=AutoStep(), correct_drift=True, delta="parameters"
         )
         broadcast = aggregator.start()
         for k, loss in enumerate((1.0, *losses)):
-            answer = report(broadcast, loss, w=k + 1, best=best)
-            broadcast = as_broadcast(
-                aggregator.receive(
-                    replace(answer, plain=np.ones(2), corrected=np.zeros(2)), ONE
-                )
+            given = report(broadcast, loss, w=k + 1, best=best)
+            broadcast = as_train(
+                aggregator.receive(with_values(given, plain=np.ones(2)), ONE)
             )
-        return aggregator, broadcast
+        return aggregator, as_train(broadcast)
 
     def test_after_one_loss_tenfold(self) -> None:
         aggregator, broadcast = self.after(1.2, 16.0)
         assert broadcast.w.tolist() == [0, 0]
         assert (broadcast.tau, broadcast.eta) == (1, 0.001 / 4)
-        assert broadcast.drift == Drift(correct=False, share=0.0)
-        aggregator.receive(
-            replace(report(broadcast, 1.0), plain=np.ones(2), corrected=np.zeros(2)), ONE
-        )
+        assert broadcast.part(DriftPart) == DriftPart(correct=False, share=0.0)
+        aggregator.receive(with_values(report(broadcast, 1.0), plain=np.ones(2)), ONE)
         assert last(aggregator).reason is Reason.RECOVERY
 
     def test_after_two_losses_half_above(self) -> None:
@@ -202,14 +259,10 @@ class TestDivergence:
 
 def test_step_size_follows_steepest_finite_beta() -> None:
     aggregator = make(1000, step_size=AutoStep(kappa=1.0, start=0.01))
-    broadcast = aggregator.start()
-    assert broadcast.request.estimate
-    assert broadcast.request.curvature
-    broadcast = as_broadcast(aggregator.receive(report(broadcast, 1.0), ONE))
-    answer = replace(
-        report(broadcast, 1.0, estimates=(1.0, 1.0, 1.0)), beta=np.array([np.inf, 40.0])
-    )
-    assert as_broadcast(aggregator.receive(answer, ONE)).eta == pytest.approx(1 / 40)
+    broadcast = as_broadcast(aggregator.receive(report(aggregator.start(), 1.0), ONE))
+    given = report(broadcast, 1.0, estimates=(1.0, 1.0, 1.0))
+    answer = aggregator.receive(with_values(given, beta=np.array([np.inf, 40.0])), ONE)
+    assert as_train(answer).eta == pytest.approx(1 / 40)
 
 
 def vector(*values: float) -> Float32:
@@ -220,18 +273,28 @@ class TestDampedVelocity:
     """Four nodes with one sample each, and given losses at w(t₀) and w^f."""
 
     def damps(self, losses: list[float], best: list[float]) -> bool:
-        w, ones = np.zeros((4, 2), np.float32), np.ones(4, int)
-        report = Report(
-            2, np.arange(4), ones, np.array(losses), np.array(best), w, None, None, None
+        given = train_report(
+            np.zeros((4, 2), np.float32),
+            round=2,
+            losses=np.array(losses),
+            best_losses=np.array(best),
         )
-        sums = ReportsHere(report).sums
+        sums = Sums.of(given, LOSSES)
         moving = Motion(vector(4, -2), vector(1, 9))
         state, _ = with_losses(updated(make().state, t=1, round=2, update=moving), sums)
-        assert damp_velocity(state, Average(), sums) is state
-        after = damp_velocity(state, Accelerate(), sums).update
-        if after is moving:
+
+        def velocity(rule: UpdateRule, used: Sums | None) -> Any:
+            """State of the rule after a round without motion."""
+            return move(state, rule, state.w, state.w, used).update
+
+        assert velocity(Average(), sums) is None
+        undisturbed = velocity(Accelerate(), None)
+        after = velocity(Accelerate(), sums)
+        if bits(after) == bits(undisturbed):
             return False
-        assert (after.velocity.tolist(), after.gains.tolist()) == ([2, -1], [1, 5])
+        # Halved, and then decayed by 0.95 in the round.
+        np.testing.assert_allclose(after.velocity, 0.95 * vector(2, -1))
+        assert after.gains.tolist() == [1, 5]
         return True
 
     def test_after_significantly_worse_loss(self) -> None:
@@ -247,16 +310,10 @@ class TestDampedVelocity:
 
     @given(st.lists(st.floats(0, 10), min_size=2, max_size=9))
     def test_standard_error_of_the_gap(self, gaps: list[float]) -> None:
-        nodes, w, best = (
-            np.arange(len(gaps)),
-            np.zeros((len(gaps), 1), np.float32),
-            np.ones(len(gaps)),
-        )
-        report = Report(
-            1, nodes, np.ones(len(gaps), int), best + gaps, best, w, None, None, None
-        )
+        w = np.zeros((len(gaps), 1), np.float32)
+        sums = Sums.of(train_report(w, losses=1 + np.array(gaps)), LOSSES)
         expected = np.std(gaps, ddof=1) / np.sqrt(len(gaps))
-        assert ReportsHere(report).sums.loss_gap_error == pytest.approx(expected, abs=1e-6)
+        assert sums.loss_gap_error == pytest.approx(expected, abs=1e-6)
 
 
 METHOD = Method(FixedTau(3), FixedStep(0.1), spending=PaperSpending())
@@ -285,23 +342,21 @@ def test_resumed_runs_have_same_bits(
     name: str, method: str, batch: int | None, quantize: Quantize | None
 ) -> None:
     def run(*, resumed: bool) -> list[object]:
-        aggregator, fleets, time = (
-            new_aggregator(name, method, quantize=quantize),
-            nodes(name, batch),
-            simulated_time(),
-        )
+        features = METHODS[method].features
+        aggregator = new_aggregator(name, method, quantize=quantize)
+        fleets = nodes(name, batch, features)
+        time = simulated_time()
         aggregator.start()
         rounds: list[object] = []
         while aggregator.pending is not None:
             if resumed:
-                before, aggregator = (
-                    aggregator.pending,
-                    resume(aggregator.state, method, quantize=quantize),
-                )
+                before = aggregator.pending
+                aggregator = resume(aggregator.state, method, quantize=quantize)
                 assert bits(aggregator.pending) == bits(before)
+                new_fleets = nodes(name, batch, features)
                 fleets = [
                     _restarted(fleet, new)
-                    for fleet, new in zip(fleets, nodes(name, batch), strict=True)
+                    for fleet, new in zip(fleets, new_fleets, strict=True)
                 ]
             round_ = one_round(aggregator, fleets, time)
             rounds.append(bits(round_))
@@ -322,11 +377,9 @@ def test_resumed_runs_have_same_bits(
 
 def test_later_rounds_keep_old_states() -> None:
     """A state is immutable: later rounds do not change it."""
-    aggregator, fleets, time = (
-        new_aggregator("svm", "frugal"),
-        nodes("svm", 5),
-        simulated_time(),
-    )
+    aggregator = new_aggregator("svm", "frugal")
+    fleets = nodes("svm", 5, METHODS["frugal"].features)
+    time = simulated_time()
     aggregator.start()
     for _ in range(3):
         one_round(aggregator, fleets, time)
@@ -374,13 +427,18 @@ class TestResumeWithOtherSettings:
                 budget=Budget({"time": 10}),
             )
 
-    def test_other_request_is_refused(self) -> None:
-        aggregator = make()
+    @pytest.mark.parametrize(
+        "other", [{"partly": True}, {"step_size": AutoStep()}, {"delta": "parameters"}]
+    )
+    def test_other_feature_settings_are_refused(self, other: dict[str, Any]) -> None:
+        """Also a step size that needs other measurements of the same feature."""
+        method = replace(METHOD, controller=AdaptiveTau(), correct_drift=True)
+        aggregator = make(controller=AdaptiveTau(), correct_drift=True)
         aggregator.start()
-        with pytest.raises(UserError, match="began with other requests to its nodes"):
+        with pytest.raises(UserError, match="began with other options of its features"):
             Aggregator.resume(
                 aggregator.state,
-                method=replace(METHOD, delta="parameters"),
+                method=replace(method, **other),
                 budget=Budget({"time": 10}),
             )
 
@@ -394,7 +452,7 @@ def test_resumed_run_pays_interrupted_round() -> None:
     )
     again = Aggregator.resume(state, method=METHOD, budget=Budget({"time": 20}))
     assert again.pending is not None
-    third = as_broadcast(again.receive(report(again.pending, 1), ONE))
+    third = as_train(again.receive(report(again.pending, 1), ONE))
     assert again.ledger.spent.tolist() == [15]
     assert (third.tau, third.stop) == (2, True)  # (20 - 15 - 1 - 2) / 1
 
@@ -407,7 +465,7 @@ def test_fleet_recalls_only_its_memory() -> None:
     broadcast = new_aggregator("svm", "fixed").start()
     first.answer(broadcast)
     memory = first.memory()
-    with pytest.raises(LocalError, match="the memory has 2 nodes"):
+    with pytest.raises(LocalError, match="the memory is of other nodes"):
         second.recall(replace(memory, losses=np.zeros(2)))
     assert bits(second.answer(broadcast)) == bits(
         nodes("svm", None)[1].answer(broadcast)
