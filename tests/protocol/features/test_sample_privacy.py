@@ -11,21 +11,24 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.arrays import Float32, Float64
+from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.budget.step_size import FixedStep
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.engine import Pay, no_payment
 from fedbudget.engines.noise import SecretNodeNoise, SeededNodeNoise
+from fedbudget.models.base import Model
 from fedbudget.models.builtin import LinearRegression, Softmax, SquaredSvm
-from fedbudget.protocol.aggregator import Outcome
-from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, LocalError, Private, Report, Request
-from fedbudget.protocol.features.node_privacy import MOST_UPDATES
-from fedbudget.protocol.features.node_privacy import multipliers
+from fedbudget.protocol.features.feature import NodeNoise, report_layout
+from fedbudget.protocol.features.node_privacy import (
+    MOST_UPDATES,
+    PrivacyState,
+    multipliers,
+)
 from fedbudget.protocol.features.sample_privacy import (
     CLIP,
     SampleAggregator,
+    SamplePrivacy,
     SampleProgress,
     clamped_octaves,
     first_clip,
@@ -34,12 +37,22 @@ from fedbudget.protocol.features.sample_privacy import (
     plan_updates,
     positions_of,
 )
-from fedbudget.protocol.state import Phase
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.messages import (
+    Broadcast,
+    LocalError,
+    Private,
+    Report,
+    SampleNormReport,
+    SampleNormRound,
+    SampleReport,
+    SampleRound,
+    TrainRound,
+)
+from fedbudget.protocol.state import Outcome, Phase
 from fedbudget.resources.privacy import epsilon_of, rho_of
 from support.private import DELTA, run_to_end, sample_aggregator
 from support.problems import costs
-
-REQUEST = Request(private=True, per_sample=True)
 
 FEATURES = 3
 
@@ -72,11 +85,40 @@ def shards_of(sizes: list[int], seed: int = 0) -> Shards:
     )
 
 
+W = np.zeros(FEATURES, np.float32)
+MEASURING = SampleNormRound(round=1, w=W, rho=0.02)
+
+
 def broadcast_of(
     tau: int, clip: float = 1.0, rho: float = 0.1, number: int = 1
-) -> Broadcast:
-    first = Broadcast.first(np.zeros(FEATURES, np.float32), 0.1, REQUEST)
-    return replace(first, round=number, tau=tau, private=Private(clip, rho, 0))
+) -> SampleRound:
+    return SampleRound(round=number, w=W, tau=tau, eta=0.1, clip=clip, rho=rho)
+
+
+def private_fleet(
+    model: Model,
+    shards: Shards,
+    batch: int | None = None,
+    noise: NodeNoise | None = None,
+    *,
+    seed: int = 0,
+    numbers: list[int] | None = None,
+) -> Fleet:
+    return Fleet(
+        model,
+        shards,
+        batch=batch,
+        seed=seed,
+        features=[SamplePrivacy()],
+        numbers=numbers,
+        noise=noise,
+    )
+
+
+def svm_fleet(
+    sizes: list[int], batch: int | None, noise: NodeNoise | None, seed: int = 0
+) -> Fleet:
+    return private_fleet(SquaredSvm(FEATURES), shards_of(sizes), batch, noise, seed=seed)
 
 
 @given(
@@ -120,11 +162,9 @@ def test_sample_loss_is_at_most_rho(tau: int, rho: float, sizes: list[int]) -> N
     """
     shards, noise, batch = shards_of(sizes), NoNoise(value=1.0), 4
     shards = replace(shards, table=Table(np.zeros_like(shards.table.x), shards.table.y))
-    fleet = Fleet(
-        SquaredSvm(FEATURES, regularization=0.0), shards, batch=batch, seed=0, noise=noise
-    )
+    fleet = private_fleet(SquaredSvm(FEATURES, regularization=0.0), shards, batch, noise)
     report = fleet.answer(broadcast_of(tau, clip=2.0, rho=rho))
-    assert report.w is not None
+    assert isinstance(report, SampleReport)
     indices = Sampler(np.array(sizes), batch, 0).round(tau, fresh=True, epoch=True)
     for node, size in enumerate(sizes):
         every = [
@@ -135,37 +175,32 @@ def test_sample_loss_is_at_most_rho(tau: int, rho: float, sizes: list[int]) -> N
         uses = max(every.count(sample) for sample in every)
         sigma = -report.w[node, 0].item() * min(batch, size) / (tau * 0.1 * 2.0)
         assert uses / (2 * sigma**2) <= rho * (1 + 1e-5)
-        assert sigma == pytest.approx(
-            noise_multiplier(Private(2.0, rho, 0), uses), rel=1e-5
-        )
+        assert sigma == pytest.approx(noise_multiplier(rho, uses), rel=1e-5)
     assert [(node, update) for _, node, update, _ in noise.asked] == [
         (node, update) for node in range(len(sizes)) for update in range(tau)
     ]
 
 
 def test_no_noise_is_gradient_descent() -> None:
-    model, shards = SquaredSvm(FEATURES), shards_of([9, 4])
-    private = Fleet(model, shards, batch=None, seed=0, noise=NoNoise()).answer(
-        broadcast_of(3, clip=1e6)
+    private = svm_fleet([9, 4], None, NoNoise()).answer(broadcast_of(3, clip=1e6))
+    plain = Fleet(SquaredSvm(FEATURES), shards_of([9, 4]), batch=None, seed=0).answer(
+        TrainRound(
+            round=1, w=W, report=report_layout((), 1), tau=3, eta=0.1, effective=3
+        )
     )
-    plain = Fleet(model, shards, batch=None, seed=0).answer(
-        replace(broadcast_of(3), request=Request(), private=None)
-    )
-    assert private.w == pytest.approx(plain.w, abs=1e-6)
+    assert private.vectors["w"] == pytest.approx(plain.vectors["w"], abs=1e-6)
 
 
 def test_lengths_are_a_noisy_sum() -> None:
     noise = NoNoise(value=0.5)
     shards = shards_of([6, 3])
-    report = Fleet(SquaredSvm(FEATURES), shards, batch=None, seed=0, noise=noise).answer(
-        broadcast_of(1, clip=0.0, rho=0.02)
-    )
+    report = svm_fleet([6, 3], None, noise).answer(MEASURING)
+    assert isinstance(report, SampleNormReport)
     lengths = np.linalg.norm(
         shards.table.x.astype(float), axis=1
     )  # at w = 0 the slope is 1
     exact = [np.log2(lengths[:6]).sum(), np.log2(lengths[6:]).sum()]
-    assert report.length == pytest.approx(np.array(exact) + 0.5 * 8 * 5.0, abs=1e-5)
-    assert report.w is None
+    assert report.octaves == pytest.approx(np.array(exact) + 0.5 * 8 * 5.0, abs=1e-5)
 
 
 def test_lengths_are_clamped_to_octaves() -> None:
@@ -173,44 +208,37 @@ def test_lengths_are_clamped_to_octaves() -> None:
     assert values.tolist() == [-8.0, -8.0, 0.0, 8.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_nothing_else_leaves_a_node(clip: float) -> None:
-    report = Fleet(
-        SquaredSvm(FEATURES), shards_of([5]), batch=None, seed=0, noise=SeededNodeNoise(0)
-    ).answer(broadcast_of(2, clip=clip))
-    values = {name for name, value in vars(report).items() if value is not None}
-    assert values == {
-        "round",
-        "nodes",
-        "sizes",
-        "losses",
-        "best_losses",
-        "w" if clip else "length",
-    }
-    assert not report.losses.any()
-    assert not report.best_losses.any()
-    report.require_answers(broadcast_of(2, clip=clip))
+@pytest.mark.parametrize(
+    ("broadcast", "names"), [(broadcast_of(2), ["w"]), (MEASURING, ["octaves"])]
+)
+def test_nothing_else_leaves_a_node(broadcast: Broadcast, names: list[str]) -> None:
+    report = svm_fleet([5], None, SeededNodeNoise(0)).answer(broadcast)
+    assert [*report.numbers, *report.vectors] == names
+    report.require_answers(broadcast)
+
+
+def test_fleet_keeps_no_private_values() -> None:
+    """A checkpoint of a node has neither its w_i nor its losses."""
+    fleet = svm_fleet([5], None, SeededNodeNoise(0))
+    fleet.answer(broadcast_of(2))
+    memory = fleet.memory()
+    assert memory.w is memory.losses is memory.best_known is None
 
 
 def test_missing_noise_is_refused() -> None:
     with pytest.raises(LocalError, match="need a source of noise"):
-        Fleet(SquaredSvm(FEATURES), shards_of([5]), batch=None, seed=0).answer(
-            broadcast_of(1)
-        )
-
-
-def answer_with(noise: SecretNodeNoise, broadcast: Broadcast, seed: int = 0) -> Report:
-    return Fleet(
-        SquaredSvm(FEATURES), shards_of([25]), batch=5, seed=seed, noise=noise
-    ).answer(broadcast)
+        svm_fleet([5], None, None).answer(broadcast_of(1))
 
 
 def test_repeated_answer_is_the_same() -> None:
     """Fresh noise on the same answer would spend privacy twice."""
     noise = SecretNodeNoise()
-    one, two = (answer_with(noise, broadcast_of(3)) for _ in range(2))
-    assert np.array_equal(one.w, two.w)  # type: ignore[arg-type]
-    assert not np.allclose(answer_with(SecretNodeNoise(), broadcast_of(3)).w, one.w)  # type: ignore[arg-type]
+    one, two, other = (
+        svm_fleet([25], 5, source).answer(broadcast_of(3)).vectors["w"]
+        for source in (noise, noise, SecretNodeNoise())
+    )
+    assert np.array_equal(one, two)
+    assert not np.allclose(other, one)
 
 
 @pytest.mark.parametrize(
@@ -230,9 +258,7 @@ def test_different_broadcasts_draw_different_noise(other: Broadcast) -> None:
     drawn = []
     for broadcast in (broadcast_of(3), other):
         noise = NoNoise()
-        Fleet(SquaredSvm(FEATURES), shards_of([25]), batch=5, seed=0, noise=noise).answer(
-            broadcast
-        )
+        svm_fleet([25], 5, noise).answer(broadcast)
         drawn.append(
             {
                 (*asked, inputs)
@@ -246,9 +272,7 @@ def test_different_samples_draw_different_noise() -> None:
     drawn = []
     for seed in (0, 1):  # seed of the mini-batches
         noise = NoNoise()
-        Fleet(
-            SquaredSvm(FEATURES), shards_of([25]), batch=5, seed=seed, noise=noise
-        ).answer(broadcast_of(1))
+        svm_fleet([25], 5, noise, seed).answer(broadcast_of(1))
         drawn.append(noise.inputs[0])
     assert drawn[0] != drawn[1]
 
@@ -266,36 +290,36 @@ def test_fleet_matches_single_nodes() -> None:
     shards = replace(
         shards, table=Table(shards.table.x, (shards.table.y > 0).astype(np.float32))
     )
-    first = Broadcast.first(np.zeros(model.parameters, np.float32), 0.1, REQUEST)
-    broadcast = replace(first, tau=4, private=Private(1.0, 0.1, 0))
-    together = Fleet(model, shards, batch=4, seed=3, noise=SeededNodeNoise(1)).answer(
-        broadcast
-    )
+    broadcast = replace(broadcast_of(4), w=np.zeros(model.parameters, np.float32))
+    noise = SeededNodeNoise(1)
+    together = private_fleet(model, shards, 4, noise, seed=3).answer(broadcast)
     for node in range(3):
-        alone = Fleet(
-            model,
-            shards.only([node]),
-            batch=4,
-            seed=3,
-            numbers=[node],
-            noise=SeededNodeNoise(1),
-        )
-        assert np.array_equal(alone.answer(broadcast).w[0], together.w[node])  # type: ignore[index]
+        alone = private_fleet(
+            model, shards.only([node]), 4, noise, seed=3, numbers=[node]
+        ).answer(broadcast)
+        assert np.array_equal(alone.vectors["w"][0], together.vectors["w"][node])
 
 
 def answer(
     broadcast: Broadcast, samples: int, nodes: int = 5, octaves: float = 1.0
 ) -> Report:
     """Reports of nodes with this gradient length in octaves; they move w by 1."""
-    private, numbers = broadcast.private, np.arange(nodes)
-    assert private is not None
-    sizes, nothing = np.full(nodes, samples // nodes), np.zeros(nodes)
-    report = (
-        {"length": octaves * sizes}
-        if private.measures
-        else {"w": np.repeat(broadcast.w[None] + 1, nodes, axis=0)}
-    )
-    return Report(broadcast.round, numbers, sizes, nothing, nothing, **report)
+    sizes = np.full(nodes, samples // nodes)
+    if isinstance(broadcast, SampleNormRound):
+        return norm_report(sizes, octaves * sizes)
+    w = np.repeat(broadcast.w[None] + 1, nodes, axis=0)
+    return sample_report(broadcast.round, sizes, w)
+
+
+def norm_report(sizes: Int64, octaves: Float64) -> SampleNormReport:
+    nodes = np.arange(len(sizes))
+    numbers = {"octaves": octaves}
+    return SampleNormReport(round=1, nodes=nodes, sizes=sizes, numbers=numbers)
+
+
+def sample_report(number: int, sizes: Int64, w: Float32) -> SampleReport:
+    nodes = np.arange(len(sizes))
+    return SampleReport(round=number, nodes=nodes, sizes=sizes, vectors={"w": w})
 
 
 def run_samples(
@@ -305,7 +329,7 @@ def run_samples(
 
 
 def paid(rounds: list[Broadcast]) -> list[float]:
-    return [each.private.rho for each in rounds if each.private is not None]
+    return [each.rho for each in rounds if isinstance(each, Private)]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -335,7 +359,7 @@ def test_random_budgets_are_kept(seed: int) -> None:
         epsilon_of(sum(paid(broadcasts)), DELTA), rel=1e-6
     )
     assert all(spent[name] <= limit * (1 + 1e-12) for name, limit in limits.items())
-    assert all(1 <= each.tau <= MOST_UPDATES for each in broadcasts)
+    assert all(1 <= each.steps <= MOST_UPDATES for each in broadcasts)
     assert run.outcome is not None
     assert run.outcome.stopped_by in {*limits, "rounds"}
 
@@ -352,17 +376,16 @@ def test_epsilon_matches_dp_accounting(seed: int) -> None:
     broadcasts = run_samples(run, int(rng.integers(50, 5000)))
     accountant = PLDAccountant()
     for each in broadcasts:
-        assert each.private is not None
-        uses = 1 if each.private.measures else each.tau
-        event = dp_accounting.GaussianDpEvent(noise_multiplier(each.private, uses))
+        assert isinstance(each, Private)
+        uses = each.steps
+        event = dp_accounting.GaussianDpEvent(noise_multiplier(each.rho, uses))
         accountant.compose(event, uses)
     spent = run.ledger.budget.totals(run.ledger.spent)["privacy"]
     assert spent == pytest.approx(accountant.get_epsilon(DELTA), abs=1e-3)
     recorded = [
         sigma
         for each in broadcasts
-        if each.private is not None
-        for sigma in multipliers(each.private)
+        for sigma in multipliers(each)
         if sigma < math.inf
     ]
     rho = sum(1 / (2 * sigma**2) for sigma in recorded)
@@ -393,35 +416,30 @@ def test_only_updates_cost_privacy() -> None:
     for _ in range(4):
         coming = run.receive(answer(broadcasts[-1], 2000), run.ledger.costs)
         assert isinstance(coming, Broadcast)
-        private = broadcasts[-1].private
-        assert private is not None
-        charged = run.ledger.costs
-        assert run.ledger.budget.privacy_part(charged.aggregation) == 0
-        assert run.ledger.budget.privacy_part(charged.step) * max(
-            1, broadcasts[-1].tau
-        ) == pytest.approx(private.rho)
+        budget, charged = run.ledger.budget, run.ledger.costs
+        assert budget.privacy_part(charged.aggregation) == 0
+        spent = budget.privacy_part(charged.step) * broadcasts[-1].steps
+        assert [spent] == pytest.approx(paid(broadcasts[-1:]))
         broadcasts.append(coming)
 
 
 def test_first_round_sets_the_clip() -> None:
     run = sample_aggregator({"time": 20.0, "privacy": 4.0})
     first = run.start()
-    assert first.private is not None
-    assert first.private.measures
+    assert isinstance(first, SampleNormRound)
     second = run.receive(answer(first, 500, octaves=3.0), run.ledger.costs)
-    assert isinstance(second, Broadcast)
-    assert second.private == Private(CLIP * 8, second.private.rho, 500)  # type: ignore[union-attr]
+    assert isinstance(second, SampleRound)
+    assert second.clip == CLIP * 8
+    state = run.state.states["privacy"]
+    assert state == PrivacyState(second.clip, second.rho, samples=500)
     assert not second.w.any()
-    assert second.eta * second.private.clip * 8 <= 1 + 1e-9
+    assert second.eta * second.clip * 8 <= 1 + 1e-9
 
 
 def test_false_lengths_have_bounded_weight() -> None:
     """A node counts for no more than its samples."""
-    sizes, nothing = np.array([10, 30]), np.zeros(2)
     for reported, octaves in ((1e300, 8.0), (-math.inf, 0.0), (math.nan, 0.0)):
-        report = Report(
-            1, np.arange(2), sizes, nothing, nothing, length=np.array([reported, 30.0])
-        )
+        report = norm_report(np.array([10, 30]), np.array([reported, 30.0]))
         assert math.log2(first_clip(report) / CLIP) == pytest.approx(
             (octaves * 10 + 30) / 40
         )
@@ -432,8 +450,7 @@ def test_nodes_are_weighted_by_samples() -> None:
     second = run.receive(answer(run.start(), 500), run.ledger.costs)
     assert isinstance(second, Broadcast)
     w = np.stack([np.zeros(20), np.ones(20)]).astype(np.float32)
-    sizes, nothing = np.array([30, 10]), np.zeros(2)
-    run.receive(Report(2, np.arange(2), sizes, nothing, nothing, w=w), run.ledger.costs)
+    run.receive(sample_report(2, np.array([30, 10]), w), run.ledger.costs)
     assert run.state.w == pytest.approx(np.full(20, 0.25))
 
 
@@ -442,11 +459,11 @@ def test_tau_is_the_smallest_that_fits() -> None:
     few = run_samples(
         sample_aggregator({"time": 20.0, "privacy": 0.5}, parameters=400), 200
     )
-    assert {each.tau for each in few} == {1}
+    assert {each.steps for each in few} == {1}
     many = run_samples(
         sample_aggregator({"time": 20.0, "privacy": 8.0}, parameters=5), 100_000
     )
-    assert max(each.tau for each in many) == MOST_UPDATES
+    assert max(each.steps for each in many) == MOST_UPDATES
     assert len(many) >= 12
 
 
@@ -454,33 +471,32 @@ def test_given_step_size_stays() -> None:
     broadcasts = run_samples(
         sample_aggregator({"time": 5.0, "privacy": 4.0}, step=FixedStep(0.25)), 500
     )
-    assert {each.eta for each in broadcasts} == {0.25}
+    trained = [each for each in broadcasts if isinstance(each, SampleRound)]
+    assert len(trained) == len(broadcasts) - 1
+    assert {each.eta for each in trained} == {0.25}
 
 
 def test_abandoned_round_is_charged() -> None:
     """Nodes received the request, so their answers may be known."""
     run = sample_aggregator({"time": 20.0, "privacy": 4.0})
     second = run.receive(answer(run.start(), 500), run.ledger.costs)
-    assert isinstance(second, Broadcast)
+    assert isinstance(second, SampleRound)
     before = run.ledger.budget.privacy_part(run.ledger.spent)
     run.give_up(costs([0.0, 0.0], [0.3, 0.0]), "time")
-    assert second.private is not None
     charged = run.ledger.budget.privacy_part(run.ledger.spent) - before
-    assert charged == pytest.approx(second.private.rho)
+    assert charged == pytest.approx(second.rho)
 
 
 def test_extra_payments_leave_less() -> None:
     run = sample_aggregator({"time": 20.0, "privacy": 4.0})
     second = run.receive(answer(run.start(), 500), run.ledger.costs)
-    assert isinstance(second, Broadcast)
+    assert isinstance(second, SampleRound)
     run.charge(
         costs([0.0, 0.0], [0.0, 0.999 * rho_of(4.0, DELTA) - sum(run.ledger.spent[1:])])
     )
     pending = run.pending
-    assert pending is not None
-    assert pending.private is not None
-    assert pending.private.per_sample
-    assert 0 < pending.private.rho < second.private.rho  # type: ignore[union-attr]
+    assert isinstance(pending, SampleRound)
+    assert 0 < pending.rho < second.rho
     run.receive(answer(pending, 500), run.ledger.costs)
     assert run.state.phase is Phase.DONE
     assert run.ledger.budget.totals(run.ledger.spent)["privacy"] <= 4
@@ -490,7 +506,7 @@ def test_given_rounds_share_privacy() -> None:
     """All rounds run, although the plan would make fewer updates."""
     run = sample_aggregator({"time": 100.0, "privacy": 1.0}, rounds=9, tau=20)
     broadcasts = run_samples(run, 200)
-    assert [each.tau for each in broadcasts] == [1] + 8 * [20]
+    assert [each.steps for each in broadcasts] == [1] + 8 * [20]
     assert paid(broadcasts)[1:] == pytest.approx(
         8 * [0.95 * rho_of(1.0, DELTA) / 8], rel=1e-3
     )
@@ -532,25 +548,20 @@ def evidence(*, present: bool) -> float:
     each release.
     """
     run = sample_aggregator({"time": 2.0, "privacy": EPSILON}, nodes=1, parameters=3, tau=1)
-    fleet = Fleet(
-        LinearRegression(3),
-        Shards.whole(table(present=present)),
-        batch=None,
-        seed=0,
-        noise=SecretNodeNoise(),
-    )
+    shards = Shards.whole(table(present=present))
+    fleet = private_fleet(LinearRegression(3), shards, None, SecretNodeNoise())
     message: Broadcast | Outcome = run.start()
     found = 0.0
     while isinstance(message, Broadcast):
-        report, private = fleet.answer(message), message.private
-        assert private is not None
-        sigma = math.sqrt(1 / (2 * private.rho))
-        if report.length is not None:
-            found += report.length[0] / 8 / sigma**2  # its length exceeds eight octaves
-        else:
-            assert report.w is not None
-            noisy = (message.w - report.w[0]).astype(np.float64) / message.eta * 6
-            found += float(noisy @ direction(message.w)) / private.clip / sigma**2
+        report = fleet.answer(message)
+        assert isinstance(message, Private)
+        sigma = math.sqrt(1 / (2 * message.rho))
+        if isinstance(message, SampleRound):
+            moved = (message.w - report.vectors["w"][0]).astype(np.float64)
+            noisy = moved / message.eta * 6
+            found += float(noisy @ direction(message.w)) / message.clip / sigma**2
+        else:  # its length exceeds eight octaves
+            found += report.numbers["octaves"][0] / 8 / sigma**2
         message = run.receive(report, run.ledger.costs)
     return found
 
