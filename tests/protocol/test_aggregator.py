@@ -1,9 +1,11 @@
 """The aggregator with hand-made reports: averages, stop rules, and refused reports."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32
 from fedbudget.budget.budget import Budget, Costs
@@ -11,60 +13,69 @@ from fedbudget.budget.control import FixedTau, Reason
 from fedbudget.budget.spending import PaperSpending
 from fedbudget.budget.step_size import FixedStep
 from fedbudget.errors import UserError
-from fedbudget.protocol.aggregator import Aggregator, Outcome
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.features.drift import (
+    Correction,
+    DriftCatchUp,
+    DriftPart,
+    DriftState,
+)
+from fedbudget.protocol.messages import (
+    Broadcast,
+    LocalError,
+    PeerError,
+    TrainRound,
+)
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.state import Phase
+from fedbudget.protocol.state import Outcome, Phase
 from support.hand_made import (
     FIRST,
     ONE,
     as_broadcast,
+    as_final,
     as_outcome,
+    as_train,
     last,
     make,
     make_started,
     report,
+    train_report,
     w_of,
+    with_values,
+    without,
 )
-from support.methods import bits, new_aggregator, nodes, one_round, simulated_time
+from support.methods import (
+    METHODS,
+    bits,
+    new_aggregator,
+    nodes,
+    one_round,
+    simulated_time,
+)
 from support.problems import costs
 
 
 class TestAverage:
-    def test_w_weighted_by_shard_sizes(self) -> None:
+    def test_weighted_by_shard_sizes(self) -> None:
         aggregator = make()
         broadcast = aggregator.start()
-        w = np.array([[1, 0], [5, 8]], np.float32)
-        answer = as_broadcast(
-            aggregator.receive(
-                replace(report(broadcast, 1.0), w=w, sizes=np.array([30, 10])), ONE
-            )
+        given = with_values(
+            report(broadcast, 0),
+            w=np.array([[1, 0], [5, 8]], np.float32),
+            losses=np.array([1.0, 5.0]),
         )
-        assert answer.w.tolist() == [2, 2]
-        assert answer.w.dtype == np.float32
-
-    def test_loss_weighted_by_shard_sizes(self) -> None:
-        aggregator = make()
-        broadcast = aggregator.start()
-        aggregator.receive(
-            replace(
-                report(broadcast, 0), losses=np.array([1.0, 5.0]), sizes=np.array([30, 10])
-            ),
-            ONE,
-        )
+        answer = aggregator.receive(replace(given, sizes=np.array([30, 10])), ONE)
+        w = as_broadcast(answer).w
+        assert w.tolist() == [2, 2]
+        assert w.dtype == np.float32
         assert last(aggregator).loss == 2
 
     def test_drops_nodes_with_nonfinite_w(self) -> None:
         aggregator = make()
         broadcast = aggregator.start()
         w = np.array([[1, 0], [np.nan, 8], [5, np.inf], [3, 4]], np.float32)
-        four = Report(
-            1,
-            np.array([2, 3, 7, 9]),
-            np.array([10, 10, 10, 30]),
-            np.ones(4),
-            np.ones(4),
-            w=w,
+        four = train_report(
+            w, nodes=np.array([2, 3, 7, 9]), sizes=np.array([10, 10, 10, 30])
         )
         assert as_broadcast(aggregator.receive(four, ONE)).w.tolist() == [2.5, 3]
         assert last(aggregator).left_out == (3, 7)
@@ -79,55 +90,51 @@ class TestRefusedReports:
             ({"nodes": np.array([1, 1])}, "a node reported twice"),
             ({"nodes": np.array([1, 0])}, "not in node order"),
             ({"sizes": np.array([1, 0])}, "nodes with samples"),
-            ({"w": None}, "a report without w"),
-            ({"w": np.zeros((2, 3), np.float32)}, r"w has shape \(2, 3\), not \(2, 2\)"),
-            ({"w": np.zeros((1, 2), np.float32)}, r"w has shape \(1, 2\), not \(2, 2\)"),
-            (
-                {"gradients": np.zeros((2, 1), np.float32)},
-                r"gradients has shape \(2, 1\), not \(2, 2\)",
-            ),
-            ({"losses": np.zeros(1)}, r"losses has shape \(1,\), not \(2,\)"),
-            ({"losses": np.zeros(3)}, r"losses has shape \(3,\), not \(2,\)"),
-            ({"best_losses": np.zeros(3)}, r"best_losses has shape \(3,\)"),
-            ({"rho": np.zeros(1)}, r"rho has shape \(1,\)"),
-            ({"beta": np.zeros((2, 2))}, r"beta has shape \(2, 2\)"),
+            ({"sizes": np.array([1, 1, 1])}, r"sizes has shape \(3,\), not \(2,\)"),
         ],
     )
-    def test_error_names_the_violation(
-        self, wrong: dict[str, object], message: str
-    ) -> None:
+    def test_error_names_the_violation(self, wrong: dict[str, Any], message: str) -> None:
         with pytest.raises(PeerError, match=message):
-            make_started().receive(replace(report(FIRST, 1), **wrong), ONE)  # type: ignore[arg-type]
+            make_started().receive(replace(report(FIRST, 1), **wrong), ONE)
+
+    @pytest.mark.parametrize(
+        ("name", "values", "message"),
+        [
+            ("w", np.zeros((2, 3), np.float32), r"w has shape \(2, 3\), not \(2, 2\)"),
+            ("w", np.zeros((1, 2), np.float32), r"w has shape \(1, 2\), not \(2, 2\)"),
+            ("losses", np.zeros(1), r"losses has shape \(1,\), not \(2,\)"),
+            ("losses", np.zeros(3), r"losses has shape \(3,\), not \(2,\)"),
+            ("best_losses", np.zeros((2, 2)), r"best_losses has shape \(2, 2\)"),
+            ("rho", np.zeros(2), "a report with rho"),
+        ],
+    )
+    def test_error_names_the_array(
+        self, name: str, values: NDArray[Any], message: str
+    ) -> None:
+        given = with_values(report(FIRST, 1), **{name: values})
+        with pytest.raises(PeerError, match=message):
+            make_started().receive(given, ONE)
 
     def test_report_without_nodes(self) -> None:
-        none = np.empty(0)
-        empty = Report(
-            1,
-            none.astype(np.int64),
-            none.astype(np.int64),
-            none,
-            none,
-            np.empty((0, 2), np.float32),
-        )
+        empty = train_report(np.empty((0, 2), np.float32))
         with pytest.raises(PeerError, match="a report needs nodes"):
             make_started().receive(empty, ONE)
 
-    @pytest.mark.parametrize(
-        "wrong", [{"round": 9}, {"w": None}, {"corrected": None}, {"plain": np.zeros(3)}]
-    )
-    def test_refused_report_changes_nothing(self, wrong: dict[str, object]) -> None:
+    @pytest.mark.parametrize("wrong", ["round", "w", "corrected", "plain"])
+    def test_refused_report_changes_nothing(self, wrong: str) -> None:
         aggregator = make(1000, correct_drift=True)
-        right = replace(
-            report(aggregator.start(), 1, w=1), plain=np.zeros(2), corrected=np.zeros(2)
-        )
-        right = replace(
-            right,
-            round=as_broadcast(aggregator.receive(right, ONE)).round,
-            losses=np.full(2, 0.5),
-        )
-        before, record = bits(aggregator.state), aggregator.last
+        second = aggregator.receive(report(aggregator.start(), 1, w=1), ONE)
+        right = report(as_broadcast(second), 0.5, w=1)
+        refused = {
+            "round": replace(right, round=9),
+            "w": without(right, "w"),
+            "corrected": without(right, "corrected"),
+            "plain": with_values(right, plain=np.zeros(3)),
+        }
+        before = bits(aggregator.state)
+        record = aggregator.last
         with pytest.raises(PeerError):
-            aggregator.receive(replace(right, **wrong), ONE)  # type: ignore[arg-type]
+            aggregator.receive(refused[wrong], ONE)
         assert aggregator.last is record
         assert bits(aggregator.state) == before
         assert as_broadcast(aggregator.receive(right, ONE)).round == 3
@@ -187,9 +194,7 @@ class TestInterrupt:
 
 
 class TestGiveUp:
-    def test_charges_round_and_returns_best(
-        self,
-    ) -> None:
+    def test_charges_round_and_returns_best(self) -> None:
         aggregator = make(20)
         broadcast = as_broadcast(
             aggregator.receive(report(aggregator.start(), 5, w=1), ONE)
@@ -205,8 +210,7 @@ class TestGiveUp:
 
     def test_during_the_final_loss(self) -> None:
         aggregator = make(7.9)
-        final = as_broadcast(aggregator.receive(report(aggregator.start(), 1, w=3), ONE))
-        assert final.tau == 0
+        as_final(aggregator.receive(report(aggregator.start(), 1, w=3), ONE))
         assert aggregator.give_up(costs([0], [1]), "time").w.tolist() == [0, 0]
 
     def test_needs_a_running_round(self) -> None:
@@ -216,6 +220,48 @@ class TestGiveUp:
         aggregator.interrupt()
         with pytest.raises(LocalError, match="no round to give up: the run is done"):
             aggregator.give_up(ONE, "time")
+
+
+class TestForget:
+    """Three nodes with sizes 1, 1 and 2 take part in a corrected round."""
+
+    def after_one_round(self, **method: Any) -> Aggregator:
+        aggregator = make(correct_drift=True, **method)
+        broadcast = aggregator.start()
+        numbers: dict[str, Any] = {name: np.zeros(3) for name in broadcast.report.numbers}
+        w = np.array([[1, 0], [0, 1], [2, 2]], np.float32)
+        given = train_report(w, sizes=np.array([1, 1, 2]), **numbers)
+        aggregator.receive(given, ONE)
+        return aggregator
+
+    def test_next_round_is_not_corrected(self) -> None:
+        """The c_i of a node that left is lost, and c is no longer the mean of the rest."""
+        aggregator = self.after_one_round()
+        before = aggregator.pending
+        assert before is not None
+        assert before.part(DriftPart) == DriftPart(correct=True, share=1.0)
+        sent = aggregator.forget([2])
+        assert sent.part(DriftPart) == DriftPart(correct=False, share=1.0)
+        assert bits(replace(sent, parts=before.parts)) == bits(before)
+        assert aggregator.pending is sent
+        drift = aggregator.state.states["drift"]
+        assert isinstance(drift, DriftState)
+        assert (drift.nodes.tolist(), drift.data) == ([0, 1], 2)
+
+    def test_unknown_node_changes_nothing(self) -> None:
+        aggregator = self.after_one_round()
+        before = aggregator.state
+        sent = aggregator.pending
+        assert aggregator.forget([7]) is sent
+        assert aggregator.state is before
+
+    def test_without_features(self) -> None:
+        aggregator = make_started()
+        assert aggregator.forget([0]) is aggregator.pending
+
+    def test_needs_a_running_round(self) -> None:
+        with pytest.raises(LocalError, match="forget nodes between rounds"):
+            make().forget([0])
 
 
 class TestQuantizedBroadcast:
@@ -243,7 +289,9 @@ class TestQuantizedBroadcast:
         aggregator = make(quantize=lambda new, old: np.asarray((new + old) / 2, np.float32))
         second = as_broadcast(aggregator.receive(report(aggregator.start(), 5, w=8), ONE))
         assert second.w.tolist() == w_of(4).tolist()
-        nothing = replace(report(second, 6, best=5), w=np.full((2, 2), np.nan, np.float32))
+        nothing = with_values(
+            report(second, 6, best=5), w=np.full((2, 2), np.nan, np.float32)
+        )
         third = as_broadcast(aggregator.receive(nothing, ONE))
         assert third.w.tolist() == w_of(2).tolist()  # halfway from (4, -4) to w^f = (0, 0)
 
@@ -251,20 +299,21 @@ class TestQuantizedBroadcast:
         def quantize(new: Float32, old: Float32) -> Float32:
             return np.asarray(old + (new - old).astype(np.float16), np.float32)
 
-        fleets, time = nodes("svm", 5), simulated_time()
+        fleets = nodes("svm", 5, METHODS["frugal"].features)
+        time = simulated_time()
         aggregator = new_aggregator("svm", "frugal", quantize=quantize)
         aggregator.start()
         compared = 0
         while aggregator.pending is not None:
-            round_ = one_round(aggregator, fleets, time)
-            catch_up, known = round_.broadcast.catch_up, fleets[1]._correction
-            if (
-                catch_up is not None
-                and catch_up.mean is not None
-                and round_.broadcast.tau > 0
-            ):
-                assert known is not None
-                assert known.mean.tobytes() == catch_up.mean.tobytes()
+            broadcast = one_round(aggregator, fleets, time).broadcast
+            state = fleets[1].state
+            assert state is not None
+            correction = state.memories["drift"]
+            assert isinstance(correction, Correction)
+            if broadcast.catch_up is not None and isinstance(broadcast, TrainRound):
+                sent = broadcast.catch_up.part(DriftCatchUp)
+                assert sent is not None
+                assert correction.mean.tobytes() == sent.mean.tobytes()
                 compared += 1
         assert compared > 5
 
@@ -277,12 +326,8 @@ class TestRecord:
         )
         aggregator.receive(report(broadcast, 4, w=2), costs([2], [1]))
         record = last(aggregator)
-        assert (record.round, record.t, record.tau, record.reason) == (
-            2,
-            6,
-            3,
-            Reason.FIXED,
-        )
+        assert (record.round, record.t, record.tau) == (2, 6, 3)
+        assert record.reason is Reason.FIXED
         assert (record.eta, record.loss, record.best_loss, record.nodes) == (0.1, 4, 4, 2)
         assert record.ledger.spent.tolist() == [4 + 7]
 
@@ -295,12 +340,11 @@ class TestStopRule:
 
     def test_last_round_meets_the_limit(self) -> None:
         aggregator = make(10)  # 4 + (4 + 2) = 10
-        first = aggregator.start()
+        first = as_train(aggregator.start())
         assert (first.tau, first.stop) == (3, False)
-        second = as_broadcast(aggregator.receive(report(first, 1), ONE))
+        second = as_train(aggregator.receive(report(first, 1), ONE))
         assert (second.tau, second.stop) == (3, True)
-        final = as_broadcast(aggregator.receive(report(second, 1), ONE))
-        assert (final.tau, final.stop, aggregator.state.phase) == (0, True, Phase.FINAL)
+        final = as_final(aggregator.receive(report(second, 1), ONE))
         outcome = as_outcome(aggregator.receive(report(final, 1), ONE))
         assert outcome.stopped_by == "time"
         assert outcome.ledger.spent.tolist() == [10]
@@ -310,7 +354,7 @@ class TestStopRule:
     @pytest.mark.parametrize(("seconds", "tau"), [(9.9, 2), (9.0, 2), (8.9, 1), (8.0, 1)])
     def test_tau_shrinks_to_the_budget(self, seconds: float, tau: int) -> None:
         aggregator = make(seconds)
-        second = as_broadcast(aggregator.receive(report(aggregator.start(), 1), ONE))
+        second = as_train(aggregator.receive(report(aggregator.start(), 1), ONE))
         assert (second.tau, second.stop) == (tau, True)
         aggregator.receive(report(second, 1), ONE)
         assert last(aggregator).reason is Reason.BUDGET
@@ -318,8 +362,8 @@ class TestStopRule:
     @pytest.mark.parametrize("seconds", [7.9, 6.5])
     def test_final_loss_if_no_update_fits(self, seconds: float) -> None:
         aggregator = make(seconds)
-        final = as_broadcast(aggregator.receive(report(aggregator.start(), 1, w=3), ONE))
-        assert (final.tau, final.stop, aggregator.state.phase) == (0, True, Phase.FINAL)
+        final = as_final(aggregator.receive(report(aggregator.start(), 1, w=3), ONE))
+        assert aggregator.state.phase is Phase.FINAL
         assert final.w.tolist() == w_of(3).tolist()
         outcome = as_outcome(aggregator.receive(report(final, 0.5, best=1), ONE))
         assert outcome.w.tolist() == w_of(3).tolist()
@@ -327,7 +371,7 @@ class TestStopRule:
 
     def test_final_loss_beyond_the_budget(self) -> None:
         aggregator = make(7)
-        final = as_broadcast(
+        final = as_final(
             aggregator.receive(report(aggregator.start(), 1, w=3), costs([2], [0.5]))
         )
         outcome = as_outcome(aggregator.receive(report(final, 0.5, best=1), ONE))
@@ -338,28 +382,27 @@ class TestStopRule:
 
     def test_outcome_reports_overspending(self) -> None:
         aggregator = make_started(7)
-        final = as_broadcast(aggregator.receive(report(FIRST, 1), costs([3], [1])))
+        final = as_final(aggregator.receive(report(FIRST, 1), costs([3], [1])))
         outcome = as_outcome(aggregator.receive(report(final, 1), costs([3], [1])))
         assert outcome.ledger.overshoot.tolist() == [7]
 
     def test_first_round_can_shrink(self) -> None:
-        broadcast = make(5).start()
+        broadcast = as_train(make(5).start())
         assert (broadcast.tau, broadcast.stop) == (2, True)
 
     def test_newest_costs_decide(self) -> None:
         aggregator = make(15)
-        second = as_broadcast(
+        second = as_train(
             aggregator.receive(report(aggregator.start(), 1), costs([2], [1]))
         )
         assert (second.tau, second.stop) == (2, True)  # 7 spent, and (15 - 7 - 2 - 2·1) / 2
 
     def test_round_limit(self) -> None:
         aggregator = make(1000, rounds=2)
-        first = aggregator.start()
-        second = as_broadcast(aggregator.receive(report(first, 1), ONE))
+        first = as_train(aggregator.start())
+        second = as_train(aggregator.receive(report(first, 1), ONE))
         assert (first.stop, second.stop) == (False, True)
-        final = as_broadcast(aggregator.receive(report(second, 1), ONE))
-        assert final.tau == 0
+        final = as_final(aggregator.receive(report(second, 1), ONE))
         assert as_outcome(aggregator.receive(report(final, 1), ONE)).stopped_by == "rounds"
 
     def test_too_small_budget_is_refused(self) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,19 +17,18 @@ import fedbudget
 from fedbudget.arrays import Float32, Float64
 from fedbudget.budget.budget import Budget, Costs
 from fedbudget.budget.control import FixedTau
-from fedbudget.budget.step_size import FixedStep
+from fedbudget.budget.step_size import FixedStep, StepSizeInputs, StepSizeState
 from fedbudget.codec import flatten, restore
 from fedbudget.data import load
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import WeightedMean
-from fedbudget.protocol.messages import Broadcast, Report, Request
+from fedbudget.protocol.features.drift import DriftCatchUp, DriftPart
+from fedbudget.protocol.features.momentum import MomentumPart, MomentumState
+from fedbudget.protocol.messages import Broadcast, TrainReport
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.state import (
-    apply_update,
-    rescale_velocity,
-    updated,
-)
+from fedbudget.protocol.stages import move, pace, paced
+from fedbudget.protocol.state import updated
 from fedbudget.protocol.update import (
     UPDATE_RULES,
     Accelerate,
@@ -46,7 +45,15 @@ from fedbudget.protocol.update import (
     without_statistics,
 )
 from support.fleets import single_node_fleets
-from support.hand_made import ONE, as_broadcast, make, report
+from support.hand_made import (
+    ONE,
+    as_broadcast,
+    as_train,
+    make,
+    report,
+    train_report,
+    with_values,
+)
 from support.methods import bits
 from support.problems import problem, run_rounds
 
@@ -64,7 +71,8 @@ def updates(seed: int) -> Float32:
 def follow(rule: UpdateRule, deltas: Float32) -> Float32:
     """Return every w, starting from 0."""
     w: Float32 = np.zeros(deltas.shape[1], np.float32)
-    state, visited = rule.first(w), []
+    state = rule.first(w)
+    visited = []
     for delta in deltas:
         state, w = rule.next(state, w, w + delta)
         visited.append(w)
@@ -73,10 +81,8 @@ def follow(rule: UpdateRule, deltas: Float32) -> Float32:
 
 def one_parameter(rule: UpdateRule, *deltas: float) -> list[float]:
     """Return every w of a single parameter, starting from 0."""
-    visited: list[float] = follow(rule, np.array(deltas, np.float32)[:, None])[
-        :, 0
-    ].tolist()
-    return visited
+    column = np.array(deltas, np.float32)[:, None]
+    return [float(w) for w in follow(rule, column)[:, 0]]
 
 
 class TestByHand:
@@ -235,8 +241,8 @@ class TestInARun:
         )
         deltas, visited = [], []
         for (broadcast, answer, _), (after, _, _) in pairwise(rounds):
-            assert answer.w is not None
-            deltas.append(np.average(answer.w, axis=0, weights=answer.sizes) - broadcast.w)
+            w = answer.vectors["w"]
+            deltas.append(np.average(w, axis=0, weights=answer.sizes) - broadcast.w)
             visited.append(after.w - rounds[0][0].w)
         next_v = adam if isinstance(rule, FedAdam) else yogi
         expected = algorithm_2(np.array(deltas), 0.05, 0.9, 0.99, 1e-3, next_v)
@@ -247,7 +253,8 @@ class TestInARun:
         second = as_broadcast(
             aggregator.receive(report(aggregator.start(), 2.0, w=1.0), ONE)
         )
-        lost = replace(report(second, 1.0, best=2.0), w=np.full((2, 2), np.inf, np.float32))
+        nothing = np.full((2, 2), np.inf, np.float32)
+        lost = with_values(report(second, 1.0, best=2.0), w=nothing)
         as_broadcast(aggregator.receive(lost, ONE))
         state = aggregator.state.update
         assert (state.m.tolist(), state.v.tolist()) == ([0, 0], [0.25, 0.25])
@@ -322,9 +329,7 @@ class TestAccelerate:
 
         assert path(factor) == path(1)
 
-    def test_faster_than_averaging_if_ill_conditioned(
-        self,
-    ) -> None:
+    def test_faster_than_averaging_if_ill_conditioned(self) -> None:
         """½(x² + y²/1000), one gradient step with η = 1 per round."""
         curvature = vector(1, 1e-3)
         plain = w = vector(1, 1)
@@ -350,33 +355,70 @@ class TestAccelerate:
             state = rule.paced(state, coming / eta)
 
     def test_velocity_scales_with_falling_eta(self) -> None:
-        """v and the momentum of nodes fall with η, and do not grow with it."""
+        """v falls with η, and does not grow with it."""
         moving = Motion(vector(4, -2), vector(1, 9))
-        state, broadcast = (
-            updated(make().state, update=moving),
-            Broadcast.first(vector(1, 1), 0.1, Request()),
-        )
-        eta, rule = state.step_size.eta, Accelerate(momentum=0.8, carry=0.5)
-        after = rescale_velocity(state, rule, broadcast, 4 * eta, recover=False)
-        assert (after.update.velocity.tolist(), after.update.gains.tolist()) == (
-            [1, -0.5],
-            [1, 9],
-        )
-        assert after.before is broadcast.w
-        assert after.momentum == pytest.approx(0.1)
-        for slower in (eta, eta / 4):
-            after = rescale_velocity(state, rule, broadcast, slower, recover=False)
-            assert after.update is moving
-            assert after.momentum == pytest.approx(0.4)
+        rule = Accelerate()
+        slower = paced(rule, moving, pace(0.1, before=0.4))
+        assert slower.velocity.tolist() == [1, -0.5]
+        assert slower.gains.tolist() == [1, 9]
+        for before in (0.1, 0.025, 0.0):
+            assert paced(rule, moving, pace(0.1, before)) is moving
+        assert paced(Average(), None, 0.25) is None
 
-    def test_no_momentum_after_recovery(self) -> None:
-        """Nodes extrapolate neither after a recovery nor with another rule."""
-        state, broadcast = make().state, Broadcast.first(vector(1, 1), 0.1, Request())
-        for rule, recover in ((Average(), False), (Accelerate(), True)):
-            after = rescale_velocity(
-                state, rule, broadcast, state.step_size.eta, recover=recover
-            )
-            assert (after.before, after.momentum) == (None, 0)
+
+@dataclass(frozen=True)
+class Falling(FixedStep):
+    """A step size that is divided by 4 in every round."""
+
+    def next(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
+        return replace(state, eta=state.eta / 4)
+
+
+class TestMomentumAtNodes:
+    """The share m of momentum that nodes apply in the coming round."""
+
+    def after_one_round(self, w: float = 1.0, **method: Any) -> Aggregator:
+        aggregator = make(**method)
+        aggregator.receive(report(aggregator.start(), 1.0, w=w), ONE)
+        return aggregator
+
+    @pytest.mark.parametrize(("step_size", "share"), [(FixedStep, 0.4), (Falling, 0.1)])
+    def test_share_scales_with_falling_eta(
+        self, step_size: type[FixedStep], share: float
+    ) -> None:
+        rule = Accelerate(momentum=0.8, carry=0.5)
+        aggregator = self.after_one_round(update=rule, step_size=step_size(0.1))
+        second = as_train(pending(aggregator))
+        part = second.part(MomentumPart)
+        assert part is not None
+        assert part.share == pytest.approx(share)
+        state = aggregator.state.states["momentum"]
+        assert isinstance(state, MomentumState)
+        assert state.before.tolist() == [0, 0]
+
+    def test_none_with_other_rules(self) -> None:
+        aggregator = self.after_one_round(update=Average())
+        assert pending(aggregator).parts == ()
+
+    def test_none_after_recovery(self) -> None:
+        aggregator = self.after_one_round(np.nan, update=Accelerate())
+        again = as_train(pending(aggregator))
+        assert (again.tau, again.parts) == (1, ())
+        assert "momentum" not in aggregator.state.states
+
+    def test_none_before_the_final_loss(self) -> None:
+        """A round that uses up the budget ends at the mean of the nodes."""
+        aggregator = make(5, update=Accelerate())
+        first = as_train(aggregator.start())
+        assert first.stop
+        final = as_broadcast(aggregator.receive(report(first, 1.0, w=3.0), ONE))
+        assert final.w.tolist() == [3, -3]
+        assert final.parts == ()
+
+
+def pending(aggregator: Aggregator) -> Broadcast:
+    assert aggregator.pending is not None
+    return aggregator.pending
 
 
 class TestTrust:
@@ -396,13 +438,11 @@ class TestTrust:
         """Mean updates 1 and 10 with η τ = 0.5: the second is shortened to 1.5."""
         rule = Accelerate()
         state = updated(make().state, update=rule.first(vector(0, 0)))
-        state, _, _ = apply_update(state, rule, vector(0.6, 0.8), None, span=0.5)
-        state, before = (
-            apply_update(state, rule, state.w + vector(6, 8), None, span=0.5)[0],
-            state.w,
-        )
-        assert state.w - before == pytest.approx(
-            0.95 * before + 1.4 * 1.5 * vector(0.6, 0.8), rel=1e-5
+        first = move(state, rule, vector(0.6, 0.8), state.w, None, span=0.5)
+        state = updated(state, w=first.w, update=first.update)
+        second = move(state, rule, first.w + vector(6, 8), state.w, None, span=0.5)
+        assert second.w - first.w == pytest.approx(
+            0.95 * first.w + 1.4 * 1.5 * vector(0.6, 0.8), rel=1e-5
         )
 
 
@@ -476,25 +516,21 @@ def test_digits_have_ten_clusters() -> None:
     assert split.loss < 0.7 * average.loss
 
 
-PARAMETERS, STATISTICS, SIZES = 3, 2, np.array([10, 30])
-
+PARAMETERS = 3
+STATISTICS = 2
+SIZES = np.array([10, 30])
 W = np.array([1, 2, 3, 10, 20], np.float32)
 
 
-def report_statistics(broadcast: Broadcast, round_: int, statistics: int) -> Report:
+def report_statistics(broadcast: Broadcast, round_: int, statistics: int) -> TrainReport:
     """Two nodes with the same updates for any number of statistics."""
     rng = np.random.default_rng(round_)
     steps = rng.normal(size=(2, PARAMETERS)).astype(np.float32)
     measured = rng.normal(size=(2, STATISTICS)).astype(np.float32)
     w = np.concatenate([broadcast.w[:PARAMETERS] + steps, measured[:, :statistics]], axis=1)
-    plain: dict[str, Any] = {
-        name: np.zeros(2)
-        for name in ("plain", "corrected")
-        if name in broadcast.report_fields
-    }
-    return Report(
-        broadcast.round, np.arange(2), SIZES, np.ones(2) / round_, np.ones(2), w, **plain
-    )
+    numbers: dict[str, Any] = {name: np.zeros(2) for name in broadcast.report.numbers}
+    numbers |= {"losses": np.ones(2) / round_, "best_losses": np.ones(2)}
+    return train_report(w, sizes=SIZES, round=broadcast.round, **numbers)
 
 
 def run_statistics(rule: Any, statistics: int, *, correct_drift: bool) -> list[Broadcast]:
@@ -506,7 +542,8 @@ def run_statistics(rule: Any, statistics: int, *, correct_drift: bool) -> list[B
         correct_drift=correct_drift,
         delta="parameters",
     )
-    cost, budget = Costs(np.ones(1), np.ones(1)), Budget.parse(["time=1000s"])
+    cost = Costs(np.ones(1), np.ones(1))
+    budget = Budget.parse(["time=1000s"])
     start = W[: PARAMETERS + statistics]
     aggregator = Aggregator(
         start, method=method, budget=budget, expected=cost, statistics=statistics
@@ -532,12 +569,20 @@ def test_statistics_are_averaged_by_samples(name: str, correct_drift: bool) -> N
     for round_, (one, other) in enumerate(zip(ours[1:], theirs[1:], strict=True), start=1):
         np.testing.assert_array_equal(one.w[:PARAMETERS], other.w)
         measured = report_statistics(ours[round_ - 1], round_, STATISTICS).w
-        assert measured is not None
         expected = (SIZES @ measured[:, PARAMETERS:].astype(np.float64)) / SIZES.sum()
         np.testing.assert_allclose(one.w[PARAMETERS:], expected, rtol=1e-6)
-        assert (one.mean is None) == (other.mean is None)
-        if one.catch_up is not None and one.catch_up.mean is not None:
-            assert one.catch_up.mean[PARAMETERS:].tolist() == [0, 0]  # no drift
+        assert sends_mean(one) == sends_mean(other)
+        if correct_drift:
+            assert one.catch_up is not None
+            missed = one.catch_up.part(DriftCatchUp)
+            assert missed is not None
+            assert missed.mean[PARAMETERS:].tolist() == [0, 0]  # no drift
+
+
+def sends_mean(broadcast: Broadcast) -> bool:
+    """Whether the combined w_i is sent in addition to w."""
+    drift = broadcast.part(DriftPart)
+    return drift is not None and drift.mean is not None
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 5)])
