@@ -1,28 +1,36 @@
-"""Algorithm 3, local updates of fleets, forks, and FedProx."""
+"""Algorithm 3, local updates of fleets, and forks."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.arrays import Float32, Int64
 from fedbudget.budget.control import AdaptiveTau, Estimates, FixedTau, Reason
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards, Table
-from fedbudget.models import FunctionModel, LinearRegression, TorchModel
+from fedbudget.models import FunctionModel, LinearRegression
 from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.features.estimates import EstimateSlopes
+from fedbudget.protocol.features.feature import Feature, report_layout
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report, Request
-from support.fleets import single_node_fleets
+from fedbudget.protocol.messages import (
+    Broadcast,
+    FinalRound,
+    LocalError,
+    LossReport,
+    PeerError,
+    Report,
+    TrainReport,
+    TrainRound,
+)
 from support.methods import METHODS, bits, nodes
 from support.problems import (
     MODELS,
-    LocalGradient,
     Problem,
     algorithm_1,
     problem,
@@ -33,10 +41,26 @@ from support.problems import (
 )
 
 
+ESTIMATES: tuple[Feature, ...] = (EstimateSlopes(gradient=True),)
+
+
 def make_broadcast(
-    w: Float32, *, round: int = 1, tau: int = 2, estimate: bool = True, best: bool = False
-) -> Broadcast:
-    return Broadcast(round, w, tau, 0.1, Request(estimate, gradient=True), best, stop=False)
+    w: Float32,
+    *,
+    round: int = 1,
+    tau: int = 2,
+    features: Sequence[Feature] = ESTIMATES,
+    best: bool = False,
+) -> TrainRound:
+    return TrainRound(
+        round=round,
+        w=w,
+        report=report_layout(features, round),
+        tau=tau,
+        eta=0.1,
+        effective=tau,
+        best=best,
+    )
 
 
 def fleet(
@@ -45,10 +69,22 @@ def fleet(
     *,
     batch: int | None = None,
     numbers: Sequence[int] | None = None,
+    features: Sequence[Feature] = (),
 ) -> Fleet:
     return Fleet(
-        case.model, Shards.of(case.table, parts), batch=batch, seed=9, numbers=numbers
+        case.model,
+        Shards.of(case.table, parts),
+        batch=batch,
+        seed=9,
+        features=features,
+        numbers=numbers,
     )
+
+
+def trained(nodes: Fleet, broadcast: Broadcast) -> TrainReport:
+    report = nodes.answer(broadcast)
+    assert isinstance(report, TrainReport)
+    return report
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -107,21 +143,12 @@ def test_identical_shards_reach_largest_tau(
     ):
         assert aggregator.last is not None
         records.append(aggregator.last)
-        if report.rho is not None and report.beta is not None:
-            assert not report.rho.any()
-            assert not report.beta.any()
+        if "rho" in report.numbers:
+            assert not report.numbers["rho"].any()
+            assert not report.numbers["beta"].any()
     assert [record.tau for record in records] == [1, 1, 10, 60, 60, 60, 0]
     assert all(record.estimates == Estimates(0.0, 0.0, 0.0) for record in records[1:])
     assert all(record.reason is Reason.SEARCH_LIMIT for record in records[2:-1])
-
-
-def assert_same_reports(one: Report, other: Report) -> None:
-    for field in fields(Report):
-        mine, its = getattr(one, field.name), getattr(other, field.name)
-        assert (mine is None) == (its is None), field.name
-        if mine is not None:
-            np.testing.assert_array_equal(mine, its, err_msg=field.name)
-            assert np.asarray(mine).dtype == np.asarray(its).dtype
 
 
 @pytest.mark.parametrize("batch", [None, 7])
@@ -147,10 +174,9 @@ def test_fleet_matches_single_nodes(name: str, batch: int | None) -> None:
         run_rounds(alone[::-1], controller, eta=0.05, rounds=6, w=case.start(1)),
         strict=True,
     ):
-        assert_same_reports(whole[1], single[1])
-        np.testing.assert_array_equal(whole[0].w, single[0].w)
-        assert whole[0].tau == single[0].tau
-        compared += whole[1].gradients is not None
+        assert bits(whole[1]) == bits(single[1])
+        assert bits(whole[0]) == bits(single[0])
+        compared += "gradients" in whole[1].vectors
     assert compared == 5
 
 
@@ -180,8 +206,9 @@ def test_function_model_matches_kernel(batch: int | None) -> None:
         run_rounds([loop], FixedTau(3), eta=0.2, rounds=5, w=case.start(2)),
         strict=True,
     ):
-        np.testing.assert_allclose(mine.losses, its.losses, rtol=1e-5)
-        if mine.w is not None and its.w is not None:
+        losses = its.numbers["losses"]
+        np.testing.assert_allclose(mine.numbers["losses"], losses, rtol=1e-5)
+        if isinstance(mine, TrainReport) and isinstance(its, TrainReport):
             np.testing.assert_allclose(mine.w, its.w, atol=1e-5)
 
 
@@ -189,15 +216,11 @@ def test_function_model_matches_kernel(batch: int | None) -> None:
 def test_estimates_follow_algorithm_3(batch: int | None) -> None:
     case = problem("linear", 5)
     parts = [np.arange(0, 15), np.arange(15, 60)]
-    nodes = fleet(case, parts, batch=batch)
-    first = nodes.answer(make_broadcast(case.start(5), tau=3))
-    assert first.w is not None
-    assert first.rho is first.beta is first.gradients is None
+    nodes = fleet(case, parts, batch=batch, features=ESTIMATES)
+    first = trained(nodes, make_broadcast(case.start(5), tau=3))
+    assert [*first.numbers, *first.vectors] == ["losses", "best_losses", "w"]
     w = case.start(6)
-    second = nodes.answer(make_broadcast(w, round=2, tau=4))
-    assert second.rho is not None
-    assert second.beta is not None
-    assert second.gradients is not None
+    second = trained(nodes, make_broadcast(w, round=2, tau=4))
     sampler = Sampler(np.array([15, 45]), batch, seed=9)
     indices = [sampler.round(3), sampler.round(4)][1]
     for i, part in enumerate(parts):
@@ -208,56 +231,61 @@ def test_estimates_follow_algorithm_3(batch: int | None) -> None:
         rise = abs(case.loss(there, x, y) - case.loss(here, x, y))
         turn = np.linalg.norm(case.gradient(there, x, y) - case.gradient(here, x, y))
         assert second.losses[i] == pytest.approx(case.loss(here, x, y), rel=1e-5)
-        assert second.rho[i] == pytest.approx(rise / distance, rel=1e-4)
-        assert second.beta[i] == pytest.approx(turn / distance, rel=1e-4)
+        assert second.numbers["rho"][i] == pytest.approx(rise / distance, rel=1e-4)
+        assert second.numbers["beta"][i] == pytest.approx(turn / distance, rel=1e-4)
         np.testing.assert_allclose(
-            second.gradients[i], case.gradient(here, x, y), atol=1e-5
+            second.vectors["gradients"][i], case.gradient(here, x, y), atol=1e-5
         )
 
 
-def test_reports_without_estimates() -> None:
+def test_reports_without_features() -> None:
     case = problem("svm", 5)
     nodes = fleet(case, [np.arange(0, 15), np.arange(15, 60)])
     for round in (1, 2):
-        report = nodes.answer(
-            make_broadcast(case.start(round), round=round, estimate=False)
-        )
-        assert (
-            report.rho
-            is report.beta
-            is report.gradients
-            is report.plain
-            is report.corrected
-            is None
+        report = nodes.answer(make_broadcast(case.start(round), round=round, features=()))
+        assert [*report.numbers, *report.vectors] == ["losses", "best_losses", "w"]
+
+
+def test_unknown_names_are_refused() -> None:
+    """The features of a fleet and of the aggregator must agree."""
+    case = problem("svm", 5)
+    nodes = fleet(case, [np.arange(60)])
+    nodes.answer(make_broadcast(case.start(1)))
+    with pytest.raises(PeerError, match="this node cannot report rho, beta"):
+        nodes.answer(
+            make_broadcast(case.start(2), round=2, features=[EstimateSlopes()])
         )
 
 
 def test_best_w_on_current_mini_batch() -> None:
     case = problem("svm", 5)
-    nodes = fleet(case, [np.arange(60)], batch=8)
+    nodes = fleet(case, [np.arange(60)], batch=8, features=ESTIMATES)
     sampler = Sampler(np.array([60]), 8, seed=9)
     w = [case.start(seed) for seed in range(4)]
     best = [0, 0, 1, 1]  # in round 3, the w of round 2 is the best w
     for number, tau in enumerate([3, 2, 2, 0]):
-        broadcast = make_broadcast(w[number], round=number + 1, tau=tau, best=number == 2)
+        broadcast: Broadcast = FinalRound(round=4, w=w[number])
+        if tau:
+            newly = number == 2
+            broadcast = make_broadcast(w[number], round=number + 1, tau=tau, best=newly)
         report = nodes.answer(broadcast)
+        assert isinstance(report, LossReport)
         rows = sampler.round(tau).of(0, 0, 60)
         exact = case.loss(w[best[number]].astype(np.float64), case.x[rows], case.y[rows])
-        assert report.best_losses is not None
         assert report.best_losses[0] == pytest.approx(exact, rel=1e-5)
 
 
-def test_tau_zero_reports_only_losses() -> None:
+def test_final_round_reports_only_losses() -> None:
     case = problem("svm", 5)
-    nodes = fleet(case, [np.arange(0, 15), np.arange(15, 60)])
+    nodes = fleet(case, [np.arange(0, 15), np.arange(15, 60)], features=ESTIMATES)
     nodes.answer(make_broadcast(case.start(1)))
-    report = nodes.answer(make_broadcast(case.start(2), round=2, tau=0))
+    report = nodes.answer(FinalRound(round=2, w=case.start(2)))
     exact = [
         case.loss(case.start(2).astype(np.float64), case.x[r], case.y[r])
         for r in (slice(0, 15), slice(15, 60))
     ]
-    np.testing.assert_allclose(report.losses, exact, rtol=1e-5)
-    assert report.w is report.rho is report.gradients is None
+    np.testing.assert_allclose(report.numbers["losses"], exact, rtol=1e-5)
+    assert [*report.numbers, *report.vectors] == ["losses", "best_losses"]
 
 
 def test_diverged_w_without_warning() -> None:
@@ -267,15 +295,13 @@ def test_diverged_w_without_warning() -> None:
         Shards.of(positive, [np.arange(3), np.arange(3, 6)]),
         batch=None,
         seed=0,
+        features=ESTIMATES,
     )
-    first = nodes.answer(make_broadcast(np.full(2, -3e38, np.float32), tau=1))
-    assert first.w is not None
+    first = trained(nodes, make_broadcast(np.full(2, -3e38, np.float32), tau=1))
     assert np.isposinf(first.w).all()
     report = nodes.answer(make_broadcast(np.full(2, 3e38, np.float32), round=2))
-    assert report.rho is not None
-    assert report.beta is not None
-    assert not np.isfinite(report.rho).any()
-    assert not np.isfinite(report.beta).any()
+    assert not np.isfinite(report.numbers["rho"]).any()
+    assert not np.isfinite(report.numbers["beta"]).any()
 
 
 class TestCallOrder:
@@ -284,19 +310,19 @@ class TestCallOrder:
         self.fleet = fleet(self.case, [np.arange(60)])
 
     def test_update_needs_a_broadcast(self) -> None:
-        with pytest.raises(LocalError, match="update comes once after each receive"):
+        with pytest.raises(LocalError, match="come once after each receive"):
             self.fleet.update()
 
     def test_second_update_is_refused(self) -> None:
         self.fleet.answer(make_broadcast(self.case.start(1)))
-        with pytest.raises(LocalError, match="update comes once after each receive"):
+        with pytest.raises(LocalError, match="come once after each receive"):
             self.fleet.update()
 
     def test_report_needs_an_update(self) -> None:
-        with pytest.raises(LocalError, match="report comes after update"):
+        with pytest.raises(LocalError, match="come once after each receive"):
             self.fleet.report()
         self.fleet.receive(make_broadcast(self.case.start(1)))
-        with pytest.raises(LocalError, match="report comes after update"):
+        with pytest.raises(PeerError, match="cannot report losses"):
             self.fleet.report()
 
     def test_wrong_length_is_refused(self) -> None:
@@ -314,9 +340,12 @@ class TestCallOrder:
 
 
 @pytest.mark.parametrize(
-    ("estimate", "batch", "evaluations"), [(False, None, 3), (True, None, 4), (True, 2, 5)]
+    ("features", "batch", "evaluations"),
+    [((), None, 3), (ESTIMATES, None, 4), (ESTIMATES, 2, 5)],
 )
-def test_evaluations_per_round(estimate: bool, batch: int | None, evaluations: int) -> None:
+def test_evaluations_per_round(
+    features: tuple[Feature, ...], batch: int | None, evaluations: int
+) -> None:
     """With τ = 3. Algorithm 3 adds one evaluation at w_i; mini-batches add one at w^f."""
     calls = 0
 
@@ -328,65 +357,17 @@ def test_evaluations_per_round(estimate: bool, batch: int | None, evaluations: i
     table = Table(np.arange(12, dtype=np.float32).reshape(6, 2), np.zeros(6, np.float32))
     shards = Shards.of(table, [np.arange(3), np.arange(3, 6)])
     nodes = Fleet(
-        FunctionModel(mean_of_data, initial=np.zeros(2)), shards, batch=batch, seed=0
+        FunctionModel(mean_of_data, initial=np.zeros(2)),
+        shards,
+        batch=batch,
+        seed=0,
+        features=features,
     )
-    nodes.answer(make_broadcast(np.zeros(2, np.float32), tau=3, estimate=estimate))
+    nodes.answer(make_broadcast(np.zeros(2, np.float32), tau=3, features=features))
     calls = 0
-    nodes.answer(make_broadcast(np.ones(2, np.float32), round=2, tau=3, estimate=estimate))
+    second = np.ones(2, np.float32)
+    nodes.answer(make_broadcast(second, round=2, tau=3, features=features))
     assert calls == 2 * evaluations  # two nodes
-
-
-class TestCurvature:
-    """Requests of a step size that follows β."""
-
-    def ask(self, round: int, w: Float32, tau: int = 1) -> Broadcast:
-        return replace(
-            make_broadcast(w, round=round, tau=tau),
-            request=Request(True, gradient=True, curvature=True),
-        )
-
-    def test_identical_nodes_find_largest_eigenvalue(self) -> None:
-        """Power iteration over rounds reaches the largest eigenvalue of the Hessian."""
-        case = problem("linear", 3, regularization=0.0)
-        nodes = fleet(case, [np.arange(60)] * 3)
-        w, found = case.start(1), []
-        for round in range(1, 25):
-            report = nodes.answer(self.ask(round, w))
-            assert report.w is not None
-            w = report.w[0]
-            found.append(report.beta)
-        largest = float(np.linalg.eigvalsh(case.x.T @ case.x / 60).max())
-        assert found[0] is None
-        assert found[1] is not None
-        assert found[-1] is not None
-        assert 0 < found[1][0] < 0.95 * largest
-        np.testing.assert_allclose(found[-1], largest, rtol=0.01)
-
-    def test_different_nodes_report_usual_beta(self) -> None:
-        """The request changes nothing if the shards differ."""
-        case = problem("svm", 3)
-        asked, plain = (fleet(case, [np.arange(20), np.arange(20, 60)]) for _ in range(2))
-        for round in (1, 2, 3):
-            w = case.start(round)
-            one, other = (
-                asked.answer(self.ask(round, w)),
-                plain.answer(make_broadcast(w, round=round, tau=1)),
-            )
-            if one.beta is not None and other.beta is not None:
-                np.testing.assert_array_equal(one.beta, other.beta)
-                np.testing.assert_array_equal(one.rho, other.rho)
-
-    def test_rounds_start_with_fresh_mini_batch(self) -> None:
-        """The first mini-batch of a round was not used for the last update."""
-        case = problem("svm", 3, samples=2000)
-        nodes = fleet(case, [np.arange(2000)], batch=1)
-        drawn = []
-        for round in range(1, 11):
-            nodes.receive(self.ask(round, case.start(1), tau=2))
-            nodes.update()
-            assert nodes._indices is not None
-            drawn += nodes._indices.positions[0, :, 0].tolist()
-        assert len(set(drawn)) == 20
 
 
 all_methods = pytest.mark.parametrize(
@@ -403,7 +384,8 @@ all_methods = pytest.mark.parametrize(
 def run(
     fleets: list[Fleet], name: str, method: str, present: list[list[int]]
 ) -> Iterator[tuple[Broadcast, Report, Aggregator]]:
-    how = vars(METHODS[method]).copy()
+    rules = METHODS[method]
+    how = {each.name: getattr(rules, each.name) for each in fields(rules)}
     controller, eta = how.pop("controller"), how.pop("step_size")
     return run_rounds(
         fleets,
@@ -416,6 +398,10 @@ def run(
     )
 
 
+def new_nodes(name: str, batch: int | None, method: str) -> list[Fleet]:
+    return nodes(name, batch, METHODS[method].features)
+
+
 @all_methods
 @pytest.mark.parametrize("survivor", ["fork", "fleet"])
 @pytest.mark.parametrize("late", [[3], [3, 4], [1, 6]])
@@ -425,9 +411,10 @@ def test_discarded_reports_equal_absence(
     """A node whose late reports are discarded continues as if it had been absent."""
     present = [[0, 1] if number in late else [0, 1, 2] for number in range(1, 10)]
     absent = [
-        bits(report) for _, report, _ in run(nodes(name, batch), name, method, present)
+        bits(report)
+        for _, report, _ in run(new_nodes(name, batch, method), name, method, present)
     ]
-    fleets, found, discarded = nodes(name, batch), [], 0
+    fleets, found, discarded = new_nodes(name, batch, method), [], 0
     before = fleets[2].fork()
     for broadcast, report, _ in run(fleets, name, method, present):
         found.append(bits(report))
@@ -448,7 +435,7 @@ def test_repeated_rounds_give_same_reports(
     name: str, method: str, batch: int | None
 ) -> None:
     """Forks from up to three rounds ago repeat all later reports."""
-    fleets = nodes(name, batch)
+    fleets = new_nodes(name, batch, method)
     forks = [[fleet.fork() for fleet in fleets]]
     history: list[tuple[Broadcast, Any]] = []
     present = [[0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2], [1], [0, 1, 2]]
@@ -475,97 +462,3 @@ def test_forks_share_model_and_data() -> None:
     twin = fleet.fork()
     assert twin.model is fleet.model
     assert twin.shards is fleet.shards
-
-
-def fedprox(
-    nodes: Sequence[LocalGradient], w: Float64, *, steps: int, eta: float, mu: float
-) -> Float64:
-    """Li et al., Algorithm 2, with gradient descent on F_k(w) + μ/2 ‖w - w_t‖²."""
-    ends = []
-    for gradient in nodes:
-        own = w.copy()
-        for _ in range(steps):
-            own = own - eta * (gradient(own) + mu * (own - w))
-        ends.append(own)
-    return np.asarray(np.mean(ends, axis=0))
-
-
-class TestFedProx:
-    @pytest.mark.parametrize("name", MODELS)
-    def test_rounds_follow_published_algorithm(self, name: str) -> None:
-        case = problem(name, 3)
-        parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(3)
-        rounds = run_rounds(
-            single_node_fleets(case, parts),
-            FixedTau(5),
-            eta=0.05,
-            rounds=9,
-            w=w,
-            proximal=0.7,
-        )
-        expected = [w.astype(np.float64)]
-        for _ in range(9):
-            expected.append(
-                fedprox(case.local(parts), expected[-1], steps=5, eta=0.05, mu=0.7)
-            )
-        np.testing.assert_allclose(
-            [broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5
-        )
-
-    def test_many_updates_reach_proximal_point(self) -> None:
-        """For a quadratic loss, F_i + μ/2 ‖w - w(t₀)‖² has its minimum at (A + μI)⁻¹ (b + μ
-        w(t₀)).
-        """
-        case, mu = problem("linear", 4), 0.3
-        w, everything = case.start(4), np.arange(len(case.x))
-        rounds = run_rounds(
-            single_node_fleets(case, [everything]),
-            FixedTau(3000),
-            eta=0.1,
-            rounds=1,
-            w=w,
-            proximal=mu,
-        )
-        _, report, _ = next(iter(rounds))
-        a = case.x.T @ case.x / len(case.x) + 0.1 * np.eye(len(w))
-        b = case.x.T @ case.y / len(case.x)
-        expected = np.linalg.solve(a + mu * np.eye(len(w)), b + mu * w)
-        assert report.w is not None
-        np.testing.assert_allclose(report.w[0], expected, atol=1e-5)
-
-    @pytest.mark.parametrize("batch", [None, 3])
-    def test_fleet_matches_single_nodes(self, batch: int | None) -> None:
-        case = problem("softmax", 5)
-        parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(5)
-        together = Fleet(case.model, Shards.of(case.table, parts), batch=batch, seed=9)
-        broadcast = Broadcast(1, w, 4, 0.05, Request(proximal=0.7), best=False, stop=False)
-        one_by_one = [
-            Fleet(
-                case.model,
-                Shards.of(case.table, [part]),
-                batch=batch,
-                seed=9,
-                numbers=[node],
-            )
-            for node, part in enumerate(parts)
-        ]
-        merged = Report.merge([fleet.answer(broadcast) for fleet in one_by_one])
-        assert bits(together.answer(broadcast)) == bits(merged)
-
-    def test_running_statistics_are_not_pulled(self) -> None:
-        """Running statistics follow the samples; a pull would make them lag."""
-        module = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
-        case = problem("softmax", 6)
-        shards = Shards.of(case.table, [np.arange(len(case.x))])
-        found = []
-        for proximal in (None, 1e3):
-            model = TorchModel(module, target="classes")
-            request = Request(proximal=proximal)
-            fleet = Fleet(model, shards, batch=20, seed=9)
-            report = fleet.answer(
-                Broadcast(1, model.initial(0), 4, 1e-6, request, best=False, stop=False)
-            )
-            assert report.w is not None
-            found.append(report.w[0, -model.statistics :])
-            assert model.statistics > 0
-        np.testing.assert_allclose(found[0], found[1], rtol=1e-5)

@@ -24,6 +24,7 @@ from fedbudget.protocol.messages import PeerError, Report, TrainReport, TrainRou
 from fedbudget.protocol.state import Round
 from support.fleets import one_fleet, sorted_parts
 from support.hand_made import FIRST, ONE, as_train, last, make, report, with_values
+from support.methods import bits
 from support.problems import MODELS, problem, run_rounds
 
 
@@ -246,6 +247,72 @@ def test_fleet_gathers_for_small_batches(batch: int, curvature: bool) -> None:
     several = not np.allclose(report.losses, alone.losses, rtol=1e-6)
     assert several == (curvature and batch < 32)
     assert (report.numbers["beta"] > 0).all()
+
+
+CURVATURE = EstimateSlopes(gradient=True, curvature=True)
+
+
+class TestCurvature:
+    """Requests of a step size that follows β."""
+
+    def ask(self, round: int, w: Float32, tau: int = 1) -> TrainRound:
+        return self.broadcast(CURVATURE, round, w, tau)
+
+    def broadcast(
+        self, feature: EstimateSlopes, round: int, w: Float32, tau: int = 1
+    ) -> TrainRound:
+        return TrainRound(
+            round=round,
+            w=w,
+            report=report_layout([feature], round),
+            tau=tau,
+            eta=0.1,
+            effective=tau,
+        )
+
+    def test_identical_nodes_find_largest_eigenvalue(self) -> None:
+        """Power iteration over rounds reaches the largest eigenvalue of the Hessian."""
+        case = problem("linear", 3, regularization=0.0)
+        nodes = one_fleet(case, [np.arange(60)] * 3, features=[CURVATURE])
+        w, found = case.start(1), []
+        for round in range(1, 25):
+            report = nodes.answer(self.ask(round, w))
+            w = report.vectors["w"][0]
+            found.append(report.numbers.get("beta"))
+        largest = float(np.linalg.eigvalsh(case.x.T @ case.x / 60).max())
+        assert found[0] is None
+        assert found[1] is not None
+        assert found[-1] is not None
+        assert 0 < found[1][0] < 0.95 * largest
+        np.testing.assert_allclose(found[-1], largest, rtol=0.01)
+
+    def test_different_nodes_report_usual_beta(self) -> None:
+        """The request changes nothing if the shards differ."""
+        case = problem("svm", 3)
+        without = EstimateSlopes(gradient=True)
+        asked, plain = (
+            one_fleet(case, [np.arange(20), np.arange(20, 60)], features=[feature])
+            for feature in (CURVATURE, without)
+        )
+        for round in (1, 2, 3):
+            w = case.start(round)
+            one = asked.answer(self.ask(round, w))
+            other = plain.answer(self.broadcast(without, round, w))
+            assert ("beta" in one.numbers) == (round > 1)
+            assert bits(one) == bits(other)
+
+    def test_rounds_start_with_fresh_mini_batch(self) -> None:
+        """The first mini-batch of a round was not used for the last update."""
+        case = problem("svm", 3, samples=2000)
+        nodes = one_fleet(case, [np.arange(2000)], 1, [CURVATURE])
+        drawn = []
+        for round in range(1, 11):
+            nodes.receive(self.ask(round, case.start(1), tau=2))
+            nodes.update()
+            assert nodes._local is not None
+            drawn += nodes._local.indices.positions[0, :, 0].tolist()
+            nodes.report()
+        assert len(set(drawn)) == 20
 
 
 def vector(*values: float) -> Float32:
