@@ -92,7 +92,7 @@ def test_only_available_tasks_are_run(tmp_path: Path) -> None:
     markdown, html = (
         page.read_text(encoding="utf-8") for page in write_report([result], tmp_path)
     )
-    for row in result.table.rows:
+    for row in result.table[1:]:
         assert f"| {' | '.join(row)} |" in markdown
         assert "".join(f"<td>{cell}</td>" for cell in row) in html
 

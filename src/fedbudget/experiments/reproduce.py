@@ -26,7 +26,7 @@ from fedbudget.data.published import DatasetMissing
 from fedbudget.errors import UserError
 from fedbudget.experiments.cells import CellStore, Progress, expected_seconds
 from fedbudget.experiments.figures import FIGURES
-from fedbudget.experiments.figures.figure import Claim, Figure, FigureTable, GridSize
+from fedbudget.experiments.figures.figure import Claim, Figure, GridSize, Table
 from fedbudget.experiments.pool import workers
 from fedbudget.experiments.sweep import RESULTS, read_rows
 from fedbudget.launch.inputs import load_dataset
@@ -72,7 +72,7 @@ class FigureResult:
     title: str
     made_of: str
     claims: tuple[Claim, ...]
-    table: FigureTable | None
+    table: Table | None
     picture: Path
 
 
@@ -190,19 +190,18 @@ def markdown(made: Sequence[FigureResult], out: Path) -> str:
     """Return the page, with links to pictures relative to `out`."""
     lines = [f"# {_TITLE}", "", _summary(made), "", "## Claims"]
     for quote, claims in _by_quote(made).items():
-        rows = [
-            (claim.text, claim.measured, _holds(claim), f"[{name}](#{name})")
-            for name, claim in claims
-        ]
-        lines += ["", f"> {quote}" if quote else _OWN_CLAIMS, ""]
-        lines += _markdown_table(("claim", "measured", "holds", "figure"), rows)
+        table = [("claim", "measured", "holds", "figure")]
+        for name, claim in claims:
+            link = f"[{name}](#{name})"
+            table.append((claim.text, claim.measured, _holds(claim), link))
+        lines += ["", f"> {quote}" if quote else _OWN_CLAIMS, "", *_markdown_table(table)]
     lines += ["", "## Figures"]
     for each in made:
         picture = Path(os.path.relpath(each.picture, out)).as_posix()
         lines += ["", f"### {each.name}", "", f"{each.title}: {each.made_of}."]
         lines += ["", f"![{each.title}]({picture})"]
         if each.table is not None:
-            lines += ["", *_markdown_table(each.table.head, each.table.rows)]
+            lines += ["", *_markdown_table(each.table)]
     return "\n".join([*lines, ""])
 
 
@@ -227,9 +226,10 @@ def html(made: Sequence[FigureResult]) -> str:
             f'<img alt="{title}" src="data:image/png;base64,{encoded}">'
         )
         if each.table is not None:
-            cells = [_html_row(row, "td") for row in each.table.rows]
-            head = f"<thead>{_html_row(each.table.head, 'th')}</thead>"
-            figures.append(f"<table>{head}<tbody>{''.join(cells)}</tbody></table>")
+            head, *body = each.table
+            cells = "".join(_html_row(row, "td") for row in body)
+            heading = f"<thead>{_html_row(head, 'th')}</thead>"
+            figures.append(f"<table>{heading}<tbody>{cells}</tbody></table>")
         figures.append("</section>")
     claims_head = _html_row(("claim", "measured", "figure", "holds"), "th")
     lines = [
@@ -287,7 +287,8 @@ def _holds(claim: Claim) -> str:
     return "yes" if claim.holds else "no"
 
 
-def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _markdown_table(table: Table) -> Iterator[str]:
+    head, *rows = table
     for cells in (head, ["---"] * len(head), *rows):
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -40,6 +40,8 @@ Row = dict[str, Any]
 Rows = Sequence[Row]
 Points = tuple[Sequence[float], Sequence[float]]
 """The x and y of a line."""
+Table = Sequence[tuple[str, ...]]
+"""The numbers of a figure as text, the head first."""
 CaseLines = Callable[[int, str], Mapping[str, Points]]
 """The lines of a case and a column of results, by label."""
 
@@ -79,14 +81,6 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class FigureTable:
-    """The numbers of a figure, as text."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
 class Figure(ABC):
     """A figure of the paper, or an additional one.
 
@@ -116,7 +110,7 @@ class Figure(ABC):
     def claims(self, rows: Rows) -> list[Claim]:
         """Evaluate the claims on the rows."""
 
-    def table(self, rows: Rows) -> FigureTable | None:
+    def table(self, rows: Rows) -> Table | None:
         """Return the numbers as a table, if the figure has one."""
         return None
 
@@ -251,6 +245,11 @@ class CaseLosses:
         return (loss - self.best) / spread if spread > 0 else 0.0
 
 
+def case_losses(rows: Rows, name: str = "loss") -> list[CaseLosses]:
+    """Return the losses of one task in each case."""
+    return [CaseLosses(rows, case, name) for case in CASES]
+
+
 def listed(values: Iterable[Any], form: str = "") -> str:
     """Join formatted values by commas.
 
@@ -336,12 +335,10 @@ def draw_cases(
 
 
 def case_line(
-    axis: Axes, case: int, x: Sequence[float], y: Sequence[float], *, markers: bool = True
+    axis: Axes, case: int, x: Sequence[float], y: Sequence[float], **changed: Any
 ) -> None:
-    """Draw a line in the style of its case."""
-    style = case_style(case)
-    if not markers:
-        style["marker"] = None
+    """Draw a line in the style of its case, with some changes."""
+    style = {**case_style(case), **changed}
     axis.plot(x, y, linestyle=LINES[case], label=f"Case {case}", **style)
 
 

@@ -24,10 +24,11 @@ from fedbudget.experiments.figures.figure import (
     CaseLosses,
     Claim,
     Figure,
-    FigureTable,
     GridSize,
     Row,
     Rows,
+    Table,
+    case_losses,
     case_style,
     draw_tasks,
     finish,
@@ -56,6 +57,15 @@ FEW = 0.05
 _ETA = 0.01  # the paper's
 _DRIFTING = ("svm", "softmax", "mlp")  # models for which frugal gains in Cases 2 and 4
 _SLOW = ("softmax", "mlp", "kmeans")  # models for which the paper's η is too small
+_HEAD: tuple[str, ...] = (
+    "task",
+    "case",
+    "best fixed τ",
+    "paper",
+    "frugal",
+    "regret, paper",
+    "regret, frugal",
+)
 _PHI = (0.00025, 0.0025, 0.025, 0.25)
 _DEFAULT_PHI = 0.0025
 _PHI_CASES = (1, 2, 4)  # in Case 3 nodes have equal data, so φ has no effect
@@ -85,7 +95,7 @@ class Methods(Figure):
     def claims(self, rows: Rows) -> list[Claim]:
         claims: list[Claim] = []
         for task, own in grouped(rows, _task).items():
-            claims += self.task_claims(task, own[0], _cases(own))
+            claims += self.task_claims(task, own[0], case_losses(own))
         return claims
 
     def task_claims(
@@ -127,17 +137,16 @@ class Methods(Figure):
                 max(shares) <= GAP,
             )
 
-    def table(self, rows: Rows) -> FigureTable:
-        head = ("task", "case", "best fixed τ", "paper", "frugal")
-        lines = []
+    def table(self, rows: Rows) -> Table:
+        lines = [_HEAD]
         for task, own in grouped(rows, _task).items():
-            for cell in _cases(own):
+            for cell in case_losses(own):
                 best = f"{cell.best:.4f} (τ={cell.best_tau})"
                 both = (cell.paper, cell.frugal)
                 losses = [f"{loss:.4f}" for loss in both]
                 regrets = [f"{cell.regret(loss):+.3f}" for loss in both]
                 lines.append((task, str(cell.case), best, *losses, *regrets))
-        return FigureTable((*head, "regret, paper", "regret, frugal"), tuple(lines))
+        return lines
 
 
 class NoKnobs(Methods):
@@ -201,14 +210,14 @@ class OnePhi(Figure):
             )
         return claims
 
-    def table(self, rows: Rows) -> FigureTable:
+    def table(self, rows: Rows) -> Table:
         columns = (f"{method}, φ = {phi:g}" for method in _DASHES for phi in _PHI)
-        lines = []
+        lines = [("task", "case", *columns)]
         for task, own in grouped(rows, _task).items():
             for case in _phi_cases(own):
                 losses = (loss for method in _DASHES for loss in _losses(own, method, case))
                 lines.append((task, str(case), *(f"{loss:.4f}" for loss in losses)))
-        return FigureTable(("task", "case", *columns), tuple(lines))
+        return lines
 
 
 def _task_columns(base: Settings) -> dict[str, Sequence[Any]]:
@@ -223,17 +232,13 @@ def _task(row: Row) -> str:
     return f"{row['model']}, {row['dataset']}{whole}"
 
 
-def _cases(rows: Rows) -> list[CaseLosses]:
-    return [CaseLosses(rows, case) for case in CASES]
-
-
 def _behind(cases: Sequence[CaseLosses]) -> list[float]:
     """Return the regret of frugal minus that of the paper's method, in each case."""
     return [each.regret(each.frugal) - each.regret(each.paper) for each in cases]
 
 
 def _draw_losses(axis: Axes, rows: Rows) -> None:
-    cells = _cases(rows)
+    cells = case_losses(rows)
     x = [f"Case {case}" for case in CASES]
     axis.axhline(cells[0].paper, color=BASELINE, linewidth=1, label="paper, uniform data")
     for marker, colour, size, label, losses in (

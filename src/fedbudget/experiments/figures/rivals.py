@@ -15,7 +15,7 @@ which method; they are no target."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ from fedbudget.experiments.figures.figure import (
     COLOURS,
     Claim,
     Figure,
-    FigureTable,
     GridSize,
     Row,
     Rows,
+    Table,
     draw_tasks,
     finish,
     grouped,
@@ -56,19 +56,23 @@ BEHIND = 1.05
 """Largest ratio of the default's loss to that of the best rival."""
 
 _OWN = "default"
-_SCHEMA = pyarrow.schema(
-    {
-        "task": pyarrow.string(),
-        "method": pyarrow.string(),
-        "loss": pyarrow.float64(),
-        "accuracy": pyarrow.float64(),
-        "knobs": pyarrow.string(),
-        "tuning_runs": pyarrow.int64(),
-        "seconds": pyarrow.float64(),
-        "own_seconds": pyarrow.float64(),
-        "budget_seconds": pyarrow.float64(),
-        "error": pyarrow.string(),
-    }
+_TYPES = {
+    **dict.fromkeys(("task", "method", "knobs", "error"), pyarrow.string()),
+    **dict.fromkeys(
+        ("loss", "accuracy", "seconds", "own_seconds", "budget_seconds"), pyarrow.float64()
+    ),
+    "tuning_runs": pyarrow.int64(),
+}
+_HEAD: tuple[str, ...] = (
+    "task",
+    "method",
+    "loss",
+    "accuracy",
+    "times the default's loss",
+    "time to the default's loss",
+    "the default's time to its loss",
+    "tuned to",
+    "runs to tune",
 )
 
 _FILE = read_toml(Path(__file__).with_name("rivals.toml"))
@@ -82,20 +86,13 @@ TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """The settings of each task, by the name of the figure and the title of the task."""
 
 
-@dataclass(frozen=True)
 class Rivals(Figure):
-    """Tasks with runs that are short enough for many.
-
-    Args:
-      settings_of: the settings of each task.
-    """
-
-    settings_of: Mapping[str, Mapping[str, Any]] = field(kw_only=True)
+    """Tasks with runs that are short enough for many."""
 
     def settings(self, data_dir: str | None) -> list[Settings]:
         common = {"nodes": 5, "partition": "case:1", "evaluations": 1}
         return [
-            Settings(**{**common, "data_dir": data_dir, **self.settings_of[task]})
+            Settings(**{**common, "data_dir": data_dir, **TASKS[self.name][task]})
             for task in self.tasks
         ]
 
@@ -133,20 +130,21 @@ class Rivals(Figure):
             title = self.tasks[self.settings(each.data_dir).index(each)]
             for result in (comparison.own, *comparison.others):
                 time = times.get(result.name, TimesToLoss(None, None))
-                values = (
-                    title,
-                    result.name,
-                    result.loss if math.isfinite(result.loss) else None,
-                    result.accuracy,
-                    result.tuned_to,
-                    result.runs,
-                    time.other,
-                    time.own,
-                    each.limits().limits["time"],
-                    None,
-                )
-                rows.append(dict(zip(_SCHEMA.names, values, strict=True)))
-            write(pyarrow.Table.from_pylist(rows, _SCHEMA), folder / RESULTS)
+                row = {
+                    "task": title,
+                    "method": result.name,
+                    "loss": result.loss if math.isfinite(result.loss) else None,
+                    "accuracy": result.accuracy,
+                    "knobs": result.tuned_to,
+                    "tuning_runs": result.runs,
+                    "seconds": time.other,
+                    "own_seconds": time.own,
+                    "budget_seconds": each.limits().limits["time"],
+                    "error": None,
+                }
+                rows.append(row)
+            schema = pyarrow.schema({name: _TYPES[name] for name in rows[0]})
+            write(pyarrow.Table.from_pylist(rows, schema), folder / RESULTS)
         return rows
 
     def made_of(self, settings: Sequence[Settings], size: GridSize, on: str) -> str:
@@ -183,38 +181,25 @@ class Rivals(Figure):
         )
         return claims
 
-    def table(self, rows: Rows) -> FigureTable:
-        head = (
-            "task",
-            "method",
-            "loss",
-            "accuracy",
-            "times the default's loss",
-            "time to the default's loss",
-            "the default's time to its loss",
-            "tuned to",
-            "runs to tune",
-        )
-        lines = []
+    def table(self, rows: Rows) -> Table:
+        lines = [_HEAD]
         for row in rows:
             (own,) = where(rows, task=row["task"], method=_OWN)
-            ratio = "" if row["loss"] is None else f"{row['loss'] / own['loss']:.3g}"
             line = (
                 row["task"],
                 row["method"],
                 _number(row["loss"]),
                 _number(row["accuracy"]),
-                ratio,
+                "" if row["loss"] is None else f"{row['loss'] / own['loss']:.3g}",
                 _share_of_budget(row, "seconds"),
                 _share_of_budget(row, "own_seconds"),
                 row["knobs"],
                 str(row["tuning_runs"]),
             )
             lines.append(line)
-        return FigureTable(head, tuple(lines))
+        return lines
 
 
-@dataclass(frozen=True)
 class NiidBench(Rivals):
     """The methods of NIID-Bench, with its published accuracies."""
 
@@ -245,14 +230,14 @@ class NiidBench(Rivals):
                 )
         return claims
 
-    def table(self, rows: Rows) -> FigureTable:
-        made = super().table(rows)
-        head = (*made.head[:4], "accuracy, published, %", *made.head[4:])
+    def table(self, rows: Rows) -> Table:
         lines = []
-        for line in made.rows:
+        for line in super().table(rows):
             published = PUBLISHED.get(line[0], {}).get(line[1], "")
+            if line is _HEAD:
+                published = "accuracy, published, %"
             lines.append((*line[:4], published, *line[4:]))
-        return FigureTable(head, tuple(lines))
+        return lines
 
 
 def own_and_best(rows: Rows) -> tuple[Row, Row]:
