@@ -17,6 +17,7 @@ from urllib.parse import quote
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -24,7 +25,6 @@ from starlette.routing import Route
 
 from fedbudget.dashboard import series
 from fedbudget.dashboard.access import (
-    Access,
     AccessMiddleware,
     error_response,
     page_files,
@@ -65,7 +65,7 @@ class Dashboard:
         self.host = host
         self.port = int(self._socket.getsockname()[1])
         self.needs_token = token is not None
-        app = make_app(index, Access(host, token), ending=lambda: self._server.should_exit)
+        app = make_app(index, host, token, ending=lambda: self._server.should_exit)
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -106,13 +106,14 @@ class Dashboard:
 
 
 def make_app(
-    index: RunIndex, access: Access, ending: Callable[[], bool] = lambda: False
+    index: RunIndex, host: str, token: str | None, ending: Callable[[], bool]
 ) -> Starlette:
     """Return the web app.
 
     Args:
       index: the runs to show.
-      access: the conditions for access.
+      host: the address that the server listens on.
+      token: required to open the page; None for no token.
       ending: returns whether the server is shutting down, which ends all events.
     """
 
@@ -147,7 +148,7 @@ def make_app(
         name = request.path_params["name"]
         reader = index.reader(name)
         if reader is None:
-            raise _NotFound(f"there is no run {name!r} in {index.shown}")
+            raise HTTPException(404, f"there is no run {name!r} in {index.shown}")
         return reader
 
     return Starlette(
@@ -164,23 +165,16 @@ def make_app(
             Route("/api/runs/{name}/rounds/{number:int}", choice),
             Route("/api/runs/{name}/events", events),
         ],
-        middleware=[Middleware(AccessMiddleware, access=access)],
+        middleware=[Middleware(AccessMiddleware, host, token)],
         exception_handlers={
-            _NotFound: lambda request, error: error_response(
-                request.scope, 404, str(error)
+            404: lambda request, error: error_response(
+                request.scope, 404, error.detail.replace("Not Found", "page not found")
             ),
             UserError: lambda request, error: error_response(
                 request.scope, 422, str(error)
             ),
-            404: lambda request, error: error_response(
-                request.scope, 404, "page not found"
-            ),
         },
     )
-
-
-class _NotFound(Exception):
-    pass
 
 
 async def _events(
@@ -237,7 +231,7 @@ def _number(request: Request, name: str) -> int:
 def _page_file(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in page_files():
-        raise _NotFound("page not found")
+        raise HTTPException(404)
     return _file(name)
 
 
