@@ -1,7 +1,6 @@
 """Figures from real runs on a small scale, and their report."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,9 +14,7 @@ from fedbudget.experiments import reproduce
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import GridSize
 from fedbudget.experiments.figures.methods import Methods
-from fedbudget.experiments.figures.paper import LossAgainstTau
 from fedbudget.experiments.reproduce import write_report
-from fedbudget.settings.settings import Settings
 
 QUICK = GridSize(1, quick=True)
 
@@ -108,24 +105,6 @@ def test_finished_runs_are_reused(
     assert results.read_bytes() == bytes_before
 
 
-def test_expected_time_of_long_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only missing runs count: the second figure adds one τ to the first."""
-    monkeypatch.setattr(reproduce, "expected_seconds", lambda cells: 10.0 * len(cells))
-    expectations: list[tuple[int, float]] = []
-    for taus in ((10,), (10, 20)):
-        figure = Short("short", "Short runs", ("svm-digits",), taus, long=True)
-        reproduce.make(
-            figure,
-            tmp_path,
-            reproduce.grid_size(figure),
-            jobs=1,
-            expect=lambda *expected: expectations.append(expected),
-        )
-    assert expectations == [(4 * 2 + 1, 90.0), (4, 40.0)]
-
-
 def test_cnn_figures_have_few_taus() -> None:
     for name, taus in (
         ("cnn-mnist", (1, 3, 10, 30, 100)),
@@ -168,16 +147,6 @@ def test_page_loads_nothing(figures_folder: Path) -> None:
     addresses = re.findall(r'(?:src|href)="([^"]*)"', html.read_text(encoding="utf-8"))
     assert addresses
     assert all(address.startswith(("data:image/png;base64,", "#")) for address in addresses)
-
-
-class Short(LossAgainstTau):
-    """A figure with a budget of a few rounds."""
-
-    def settings(self, data_dir: str | None) -> list[Settings]:
-        return [
-            replace(each, budget=("time=1s",), nodes=5)
-            for each in super().settings(data_dir)
-        ]
 
 
 def chosen(*names: str, with_cnn: bool = False, engine: str = "in-process") -> list[str]:

@@ -174,7 +174,6 @@ def reproduce(
                     data_dir=given["data_dir"],
                     jobs=jobs,
                     progress=progress,
-                    expect=_print_expected,
                 )
         except DatasetMissing as error:
             if len(chosen) == 1:
@@ -257,13 +256,6 @@ def _print_means(rows: list[dict[str, Any]]) -> None:
     print_table(rows[0], shown)
     if len(rows) > _MAX_ROWS:
         print(f"and {len(rows) - _MAX_ROWS} more")
-
-
-def _print_expected(runs: int, seconds: float) -> None:
-    duration = f"{max(1, round(seconds / 60))} minutes"
-    if seconds >= 2 * 3600:
-        duration = f"{seconds / 3600:.1f} hours"
-    print(f"{runs} runs to make, about {duration}", file=sys.stderr, flush=True)
 
 
 def _print_claims(results: "list[FigureResult]") -> None:

@@ -15,7 +15,7 @@ report.md links to the pictures; report.html contains them.
 import base64
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
@@ -24,10 +24,9 @@ from pathlib import Path
 from fedbudget import __version__, durable_files
 from fedbudget.data.published import DatasetMissing
 from fedbudget.errors import UserError
-from fedbudget.experiments.cells import CellStore, Progress, expected_seconds
+from fedbudget.experiments.cells import Progress
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import Claim, Figure, GridSize, Table
-from fedbudget.experiments.pool import workers
 from fedbudget.experiments.sweep import RESULTS, read_rows
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.settings.settings import Settings
@@ -51,9 +50,6 @@ img { max-width: 100%; background: white; }
 .no { font-weight: bold; }
 .quote { padding-top: 1.2rem; font-weight: normal; font-style: italic; }
 """
-
-Expect = Callable[[int, float], None]
-"""Receives the number of runs to make and their expected duration in seconds."""
 
 
 @dataclass(frozen=True)
@@ -126,24 +122,17 @@ def make(
     data_dir: str | None = None,
     jobs: int | None = None,
     progress: Progress = lambda done, of, failed: None,
-    expect: Expect = lambda runs, seconds: None,
 ) -> None:
     """Make the runs and the picture of a figure.
 
     Args:
       out: the folder of all figures.
-      expect: called before a figure that takes hours.
 
     Raises:
       DatasetMissing: the data are not on this machine.
     """
     settings, on = _data(figure, data_dir)
     folder = out / figure.name
-    if figure.long:
-        grid = figure.sweep(settings, size)
-        store = CellStore(folder, grid.each, figure.engine, grid.testbed)
-        if missing := store.missing(grid.cells):
-            expect(len(missing), expected_seconds(missing) / workers(jobs, len(missing)))
     rows = figure.make(settings, size, folder, jobs=jobs, progress=progress)
     errors = [row["error"] for row in rows if row["error"] is not None]
     if errors:

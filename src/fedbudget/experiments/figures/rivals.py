@@ -4,7 +4,7 @@ A row is one method on one task: its final loss, the mean over seeds, and its ti
 default's loss. The tasks are in rivals.toml.
 
 `runs` contains the cells of the grids, which are known beforehand, but not the neighbours
-that are tried later (experiments/rivals.py). So the expected duration is a lower bound.
+that are tried later (experiments/rivals.py).
 
 `NiidBench` uses settings of NIID-Bench (Li et al., *Federated Learning on Non-IID Data
 Silos*, ICDE 2022). Ten nodes share MNIST or Fashion-MNIST by Dirichlet(0.5), or have 1, 2
