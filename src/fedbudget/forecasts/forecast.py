@@ -306,8 +306,9 @@ class Forecaster:
             if not self._obstacle(figure):
                 ends = self._interval(figure, np.array([ratio]))
             figures.append(None if ends is None else _interval(ends[:, 0].tolist()))
-        reason = "" if figures[0] else self._too_far(ratio)
-        return Forecast(limits, spent, *figures, reason)
+        loss, accuracy = figures
+        reason = "" if loss else self._too_far(ratio)
+        return Forecast(limits, spent, loss, accuracy, reason)
 
     def extended(self, share: float) -> Forecast:
         """Return the forecast for the run's budget and this share of it more."""
