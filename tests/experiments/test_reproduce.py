@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import matplotlib.image
 import pytest
+from benchmarks.methods import Methods
 from pyarrow import parquet
 
 from fedbudget.data.published import DatasetMissing
@@ -13,7 +14,6 @@ from fedbudget.errors import UserError
 from fedbudget.experiments import reproduce
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import GridSize
-from fedbudget.experiments.figures.methods import Methods
 from fedbudget.experiments.reproduce import write_report
 
 QUICK = GridSize(1, quick=True)
@@ -83,7 +83,7 @@ def test_only_available_tasks_are_run(tmp_path: Path) -> None:
     reproduce.make(figure, tmp_path, QUICK)
     rows = parquet.read_table(tmp_path / "methods" / "results.parquet").to_pylist()
     assert {(row["model"], row["dataset"]) for row in rows} == {("svm", "digits")}
-    (result,) = reproduce.read_figures(tmp_path)
+    (result,) = reproduce.read_figures(tmp_path, [figure])
     assert result.made_of.endswith("on digits, methods paper, frugal")
     assert result.table is not None
     markdown, html = (

@@ -15,7 +15,7 @@ report.md links to the pictures; report.html contains them.
 import base64
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
@@ -148,10 +148,16 @@ def make(
             picture.savefig(file, format=form)
 
 
-def read_figures(out: Path) -> list[FigureResult]:
-    """Return all figures in a folder, with their claims evaluated on the runs there."""
+def read_figures(
+    out: Path, figures: Iterable[Figure] = FIGURES.values()
+) -> list[FigureResult]:
+    """Return the figures in a folder, with their claims evaluated on the runs there.
+
+    Args:
+      figures: those to look for.
+    """
     results = []
-    for figure in FIGURES.values():
+    for figure in figures:
         folder = out / figure.name
         if (folder / _MADE).is_file() and (folder / RESULTS).is_file():
             rows = read_rows(folder / RESULTS)

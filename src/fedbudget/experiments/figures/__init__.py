@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from fedbudget.experiments.figures.figure import Figure
-from fedbudget.experiments.figures.methods import Methods, NoKnobs, OnePhi
 from fedbudget.experiments.figures.paper import LossAgainstTau, Sensitivity, Varying
 from fedbudget.experiments.figures.rivals import TASKS, NiidBench, Rivals
 from fedbudget.experiments.figures.single_runs import (
@@ -29,11 +28,8 @@ _KINDS: Mapping[str, type[Figure]] = {
         Sensitivity,
         Synchrony,
         SingleSynchrony,
-        Methods,
-        NoKnobs,
         Rivals,
         NiidBench,
-        OnePhi,
     )
 }
 

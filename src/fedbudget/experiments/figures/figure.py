@@ -221,7 +221,7 @@ def by_fixed_tau(rows: Rows, case: int, name: str) -> dict[str, float]:
 
 
 class CaseLosses:
-    """Losses of one task in one case: of fixed τ, of the paper's method, and of frugal.
+    """Losses of one task in one case: of fixed τ, and of the paper's method.
 
     Args:
       name: the column. An accuracy counts as a negative loss.
@@ -231,13 +231,12 @@ class CaseLosses:
         sign = -1 if name == "accuracy" else 1
         fixed = by_fixed_tau(rows, case, name)
         losses = {tau: sign * value for tau, value in fixed.items()}
-        adaptive = where(rows, case=case, tau="adaptive")
+        adaptive = where(rows, case=case, tau="adaptive", method="paper")
         self.case = case
         self.best_tau = min(losses, key=losses.__getitem__)
         self.best = losses[self.best_tau]
         self.worst = max(losses.values())
-        self.paper = sign * mean(where(adaptive, method="paper"), name)
-        self.frugal = sign * mean(where(adaptive, method="frugal"), name)
+        self.paper = sign * mean(adaptive, name)
 
     def regret(self, loss: float) -> float:
         """Return the regret: 0 equals the best fixed τ, 1 equals the worst."""

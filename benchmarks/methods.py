@@ -1,20 +1,27 @@
-"""Beyond the paper: its method and frugal in many tasks.
+"""`python -m benchmarks methods`: figures of the paper's method and frugal in many tasks.
 
-- `Methods`: both methods and the best fixed τ, in all cases, all with the paper's η. Fixed
+    python -m benchmarks methods methods no-knobs one-phi --runs 5
+
+- `methods`: both methods and the best fixed τ, in all cases, all with the paper's η. Fixed
   τ uses plain averaging. Uniform data (Case 1) cause no drift, so the paper's method there
   is the reference for the other cases.
-- `NoKnobs`: the same, with the automatic step size for frugal.
-- `OnePhi`: the influence of the control parameter φ on both methods.
+- `no-knobs`: the same, with the automatic step size for frugal.
+- `one-phi`: the influence of the control parameter φ on both methods.
+
+Pictures, runs and a report are written as by `fedbudget reproduce`.
 """
 
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
+from fedbudget.experiments import reproduce
 from fedbudget.experiments.figures.figure import (
     BASELINE,
     CASES,
@@ -28,7 +35,6 @@ from fedbudget.experiments.figures.figure import (
     Row,
     Rows,
     Table,
-    case_losses,
     case_style,
     draw_tasks,
     finish,
@@ -36,6 +42,7 @@ from fedbudget.experiments.figures.figure import (
     in_cases,
     joined,
     listed,
+    mean,
     means,
     where,
 )
@@ -72,6 +79,15 @@ _PHI_CASES = (1, 2, 4)  # in Case 3 nodes have equal data, so φ has no effect
 _DASHES: dict[str, Literal[":", "-"]] = {"paper": ":", "frugal": "-"}
 
 
+class MethodLosses(CaseLosses):
+    """Losses of one task in one case, also those of frugal."""
+
+    def __init__(self, rows: Rows, case: int) -> None:
+        super().__init__(rows, case)
+        frugal = where(rows, case=case, tau="adaptive", method="frugal")
+        self.frugal = mean(frugal, "loss")
+
+
 class Methods(Figure):
     """Both methods with the paper's η."""
 
@@ -95,11 +111,11 @@ class Methods(Figure):
     def claims(self, rows: Rows) -> list[Claim]:
         claims: list[Claim] = []
         for task, own in grouped(rows, _task).items():
-            claims += self.task_claims(task, own[0], case_losses(own))
+            claims += self.task_claims(task, own[0], _cases(own))
         return claims
 
     def task_claims(
-        self, task: str, first: Row, cases: Sequence[CaseLosses]
+        self, task: str, first: Row, cases: Sequence[MethodLosses]
     ) -> Iterator[Claim]:
         """Yield the claims about one task.
 
@@ -140,7 +156,7 @@ class Methods(Figure):
     def table(self, rows: Rows) -> Table:
         lines = [_HEAD]
         for task, own in grouped(rows, _task).items():
-            for cell in case_losses(own):
+            for cell in _cases(own):
                 best = f"{cell.best:.4f} (τ={cell.best_tau})"
                 both = (cell.paper, cell.frugal)
                 losses = [f"{loss:.4f}" for loss in both]
@@ -155,7 +171,7 @@ class NoKnobs(Methods):
     frugal_eta = "auto"
 
     def task_claims(
-        self, task: str, first: Row, cases: Sequence[CaseLosses]
+        self, task: str, first: Row, cases: Sequence[MethodLosses]
     ) -> Iterator[Claim]:
         behind = _behind(cases)
         yield Claim(
@@ -232,13 +248,17 @@ def _task(row: Row) -> str:
     return f"{row['model']}, {row['dataset']}{whole}"
 
 
-def _behind(cases: Sequence[CaseLosses]) -> list[float]:
+def _cases(rows: Rows) -> list[MethodLosses]:
+    return [MethodLosses(rows, case) for case in CASES]
+
+
+def _behind(cases: Sequence[MethodLosses]) -> list[float]:
     """Return the regret of frugal minus that of the paper's method, in each case."""
     return [each.regret(each.frugal) - each.regret(each.paper) for each in cases]
 
 
 def _draw_losses(axis: Axes, rows: Rows) -> None:
-    cells = case_losses(rows)
+    cells = _cases(rows)
     x = [f"Case {case}" for case in CASES]
     axis.axhline(cells[0].paper, color=BASELINE, linewidth=1, label="paper, uniform data")
     for marker, colour, size, label, losses in (
@@ -267,3 +287,44 @@ def _losses(rows: Rows, method: str, case: int) -> list[float]:
 
 def _phi_cases(rows: Rows) -> list[int]:
     return [case for case in _PHI_CASES if where(rows, case=case)]
+
+
+_TASKS = (
+    "svm-digits",
+    "softmax-digits",
+    "mlp-digits",
+    "svm-sgd-mnist",
+    "svm-dgd-mnist",
+    "linear-energy",
+    "kmeans-user-knowledge",
+)
+FIGURES: Mapping[str, Figure] = {
+    "methods": Methods("methods", "The paper's method and frugal", _TASKS),
+    "no-knobs": NoKnobs(
+        "no-knobs", "The paper's method, and frugal with a step size of its own", _TASKS
+    ),
+    "one-phi": OnePhi(
+        "one-phi",
+        "The control parameter φ, with the paper's method and with frugal",
+        _TASKS,
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make figures and their report."""
+    parser = ArgumentParser(prog="python -m benchmarks methods", description=__doc__)
+    parser.add_argument("figures", nargs="*", choices=FIGURES, default=list(FIGURES))
+    parser.add_argument("--runs", type=int, help="of each setting")
+    parser.add_argument("--quick", action="store_true", help="use a small grid")
+    parser.add_argument("--data-dir", help="folder of datasets")
+    parser.add_argument("--jobs", type=int, help="runs in parallel")
+    parser.add_argument("--out", type=Path, default=Path("reproduction"))
+    asked = parser.parse_args(arguments)
+    for name in asked.figures:
+        figure = FIGURES[name]
+        size = reproduce.grid_size(figure, runs=asked.runs, quick=asked.quick)
+        reproduce.make(figure, asked.out, size, data_dir=asked.data_dir, jobs=asked.jobs)
+    results = reproduce.read_figures(asked.out, FIGURES.values())
+    for page in reproduce.write_report(results, asked.out):
+        print(page)
