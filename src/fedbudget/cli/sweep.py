@@ -11,6 +11,7 @@ import typer
 
 from fedbudget.cli.console import decimals, print_table
 from fedbudget.cli.options import JOBS, EngineOptions, Given, OutputOptions, command
+from fedbudget.errors import WorkError
 from fedbudget.settings.option import REQUIRED, option
 
 if TYPE_CHECKING:
@@ -87,12 +88,8 @@ def sweep(
                 ray_address=engine.ray_address,
             )
     except KeyboardInterrupt:
-        print(
-            f"fedbudget: interrupted; {done - failed} of {len(grid.cells)} runs are done; "
-            "run the same command to continue",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
+        text = f"{done - failed} of {len(grid.cells)} runs are done"
+        raise interrupted(text) from None
 
     results = folder / RESULTS
     rows = means(table) if grid.each == "run" else None
@@ -105,11 +102,7 @@ def sweep(
         print(f"results: {results}, {table.num_rows} rows")
     if failed:
         first = next(error for error in table["error"].to_pylist() if error is not None)
-        print(
-            f"fedbudget: {failed} of {len(grid.cells)} runs failed; the first: {first}",
-            file=sys.stderr,
-        )
-        raise typer.Exit(1)
+        raise WorkError(f"{failed} of {len(grid.cells)} runs failed; the first: {first}")
 
 
 @command
@@ -183,6 +176,13 @@ def reproduce(
     _print_claims(results)
     for page in reproduction.write_report(results, out):
         print(page)
+
+
+def interrupted(text: str) -> typer.Exit:
+    """Print that Ctrl-C ended the command, and return the exception that ends it."""
+    line = f"fedbudget: interrupted; {text}; run the same command to continue"
+    print(line, file=sys.stderr)
+    return typer.Exit(130)
 
 
 @contextmanager

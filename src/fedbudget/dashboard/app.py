@@ -30,7 +30,7 @@ from fedbudget.dashboard.access import (
     page_files,
     plotly_js,
 )
-from fedbudget.dashboard.run_reader import RunIndex, RunReader
+from fedbudget.dashboard.run_reader import RunIndex, RunReader, RunSnapshot
 from fedbudget.errors import UserError
 
 PORT = 8700
@@ -121,20 +121,8 @@ def make_app(
         _reader(request)
         return _file("index.html")
 
-    def runs(request: Request) -> Response:
-        return JSONResponse({"folder": index.shown, "runs": index.overviews()})
-
-    def run(request: Request) -> Response:
-        return JSONResponse(series.view(_reader(request).read()))
-
-    def rows(request: Request) -> Response:
-        first = _number(request, "from")
-        last = _number(request, "to")
-        return JSONResponse(series.rows(_reader(request).read(), first, last))
-
-    def choice(request: Request) -> Response:
-        snapshot = _reader(request).read()
-        return JSONResponse(series.choice(snapshot, request.path_params["number"]))
+    def values(of: Callable[[RunSnapshot, Request], Any]) -> Callable[[Request], Response]:
+        return lambda request: JSONResponse(of(_reader(request).read(), request))
 
     async def events(request: Request) -> Response:
         reader = await run_in_threadpool(_reader, request)
@@ -159,10 +147,16 @@ def make_app(
             Route("/page/{name}", _page_file),
             Route("/plotly.js", _plotly),
             Route("/favicon.ico", lambda request: _file("icon.svg")),
-            Route("/api/runs", runs),
-            Route("/api/runs/{name}", run),
-            Route("/api/runs/{name}/rows", rows),
-            Route("/api/runs/{name}/rounds/{number:int}", choice),
+            Route(
+                "/api/runs",
+                lambda _: JSONResponse({"folder": index.shown, "runs": index.overviews()}),
+            ),
+            Route("/api/runs/{name}", values(lambda run, _: series.view(run))),
+            Route("/api/runs/{name}/rows", values(_rows)),
+            Route(
+                "/api/runs/{name}/rounds/{number:int}",
+                values(lambda run, of: series.choice(run, of.path_params["number"])),
+            ),
             Route("/api/runs/{name}/events", events),
         ],
         middleware=[Middleware(AccessMiddleware, host, token)],
@@ -219,6 +213,10 @@ async def _events(
 
 def _event(name: str, content: dict[str, Any], number: int) -> str:
     return f"id: {number}\nevent: {name}\ndata: {json.dumps(content, allow_nan=False)}\n\n"
+
+
+def _rows(run: RunSnapshot, request: Request) -> dict[str, Any]:
+    return series.rows(run, _number(request, "from"), _number(request, "to"))
 
 
 def _number(request: Request, name: str) -> int:
