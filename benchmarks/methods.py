@@ -11,17 +11,15 @@
 Pictures, runs and a report are written as by `fedbudget reproduce`.
 """
 
-from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
-from fedbudget.experiments import reproduce
+from benchmarks.task_figures import draw_tasks, grouped, make
 from fedbudget.experiments.figures.figure import (
     BASELINE,
     CASES,
@@ -36,9 +34,7 @@ from fedbudget.experiments.figures.figure import (
     Rows,
     Table,
     case_style,
-    draw_tasks,
     finish,
-    grouped,
     in_cases,
     joined,
     listed,
@@ -313,18 +309,4 @@ FIGURES: Mapping[str, Figure] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Make figures and their report."""
-    parser = ArgumentParser(prog="python -m benchmarks methods", description=__doc__)
-    parser.add_argument("figures", nargs="*", choices=FIGURES, default=list(FIGURES))
-    parser.add_argument("--runs", type=int, help="of each setting")
-    parser.add_argument("--quick", action="store_true", help="use a small grid")
-    parser.add_argument("--data-dir", help="folder of datasets")
-    parser.add_argument("--jobs", type=int, help="runs in parallel")
-    parser.add_argument("--out", type=Path, default=Path("reproduction"))
-    asked = parser.parse_args(arguments)
-    for name in asked.figures:
-        figure = FIGURES[name]
-        size = reproduce.grid_size(figure, runs=asked.runs, quick=asked.quick)
-        reproduce.make(figure, asked.out, size, data_dir=asked.data_dir, jobs=asked.jobs)
-    results = reproduce.read_figures(asked.out, FIGURES.values())
-    for page in reproduce.write_report(results, asked.out):
-        print(page)
+    make(FIGURES, "methods", arguments)

@@ -161,9 +161,6 @@ def test_all_omits_long_figures() -> None:
         "cnn-mnist",
         "cnn-fashion-mnist",
         "cnn-cifar-10",
-        "rivals",
-        "more-rivals",
-        "niid-bench",
     }
     assert set(chosen("all", with_cnn=True)) == here
     assert chosen("nodes", "cnn-mnist") == ["cnn-mnist", "nodes"]

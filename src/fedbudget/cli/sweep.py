@@ -115,9 +115,7 @@ def reproduce(
         "Runs per setting.",
         shown="15, as in the paper; 2 with --quick; 1 for networks",
     ),
-    with_cnn: bool = option(
-        False, "With all: include the networks and the tuned rivals, which take hours."
-    ),
+    with_cnn: bool = option(False, "With all: include the networks, which take hours."),
     out: Path = option(Path("reproduction"), "The folder of figures and report."),
     engine: str = option(
         "in-process",
@@ -140,8 +138,6 @@ def reproduce(
       fedbudget reproduce svm-sgd nodes --runs 5 --data-dir ~/data
 
       fedbudget reproduce cnn-mnist cnn-cifar
-
-      fedbudget reproduce rivals --quick
 
       fedbudget reproduce instantaneous --engine network
     """

@@ -11,7 +11,6 @@ import msgspec
 
 from fedbudget.experiments.figures.figure import Figure
 from fedbudget.experiments.figures.paper import LossAgainstTau, Sensitivity, Varying
-from fedbudget.experiments.figures.rivals import TASKS, NiidBench, Rivals
 from fedbudget.experiments.figures.single_runs import (
     Instantaneous,
     SingleSynchrony,
@@ -28,8 +27,6 @@ _KINDS: Mapping[str, type[Figure]] = {
         Sensitivity,
         Synchrony,
         SingleSynchrony,
-        Rivals,
-        NiidBench,
     )
 }
 
@@ -37,13 +34,11 @@ _KINDS: Mapping[str, type[Figure]] = {
 def _figures(name: str, fields: dict[str, Any]) -> Iterator[Figure]:
     """Yield the figures of an entry of figures.toml."""
     kind = _KINDS[fields.pop("kind")]
-    tasks = fields.pop("tasks", list(TASKS.get(name, ())))
-    title = fields.pop("title")
     for batches in ("dgd", "sgd") if "{}" in name else ("",):
         own = {
             "name": name.format(batches),
-            "title": title.format(batches.upper()),
-            "tasks": [task.format(batches) for task in tasks],
+            "title": fields["title"].format(batches.upper()),
+            "tasks": [task.format(batches) for task in fields["tasks"]],
         }
         yield msgspec.convert({**fields, **own}, kind)
 

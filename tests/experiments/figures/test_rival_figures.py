@@ -6,22 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import rivals as rivals_figure
+from benchmarks.rivals import (
+    FIGURES,
+    Rivals,
+    TimesToLoss,
+    own_and_best,
+    times_to_loss,
+)
 
 import fedbudget
 from fedbudget import data
 from fedbudget.experiments import cells, reproduce
 from fedbudget.experiments.cells import Columns, Failure
-from fedbudget.experiments.figures import FIGURES
-from fedbudget.experiments.figures import rivals as rivals_figure
 from fedbudget.experiments.figures.figure import Claim, GridSize, Row, Rows, where
-from fedbudget.experiments.figures.rivals import Rivals, own_and_best
 from fedbudget.experiments.rivals import (
     Rival,
     RivalComparison,
-    TimesToLoss,
     TunedResult,
     published_rivals,
-    times_to_loss,
 )
 from fedbudget.settings.settings import Settings
 
@@ -97,7 +100,7 @@ def test_times_equal_separate_runs(reproduction: tuple[Path, Rows]) -> None:
 
 def test_page_has_table_and_claims(reproduction: tuple[Path, Rows]) -> None:
     out, _ = reproduction
-    (result,) = reproduce.read_figures(out)
+    (result,) = reproduce.read_figures(out, FIGURES.values())
     assert (
         result.made_of
         == "mean of 2 runs of each method at its best, tuned over full grids, on digits"

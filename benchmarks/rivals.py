@@ -1,10 +1,18 @@
-"""Beyond the paper: the untuned default against published methods tuned in hindsight.
+"""`python -m benchmarks rivals`: the untuned default against methods tuned in hindsight.
+
+    python -m benchmarks rivals rivals more-rivals --quick
 
 A row is one method on one task: its final loss, the mean over seeds, and its time to the
 default's loss. The tasks are in rivals.toml.
 
 `runs` contains the cells of the grids, which are known beforehand, but not the neighbours
 that are tried later (experiments/rivals.py).
+
+`times_to_loss` measures the time of a method to the final loss of another one, with the
+same seed. The run is made again with that loss on all training samples as its target
+(`until`), evaluated about a hundred times. If no evaluation reaches the target but the
+final loss does, the time is that of the whole run. The result is the median over seeds; a
+run that does not reach the target counts as infinite.
 
 `NiidBench` uses settings of NIID-Bench (Li et al., *Federated Learning on Non-IID Data
 Silos*, ICDE 2022). Ten nodes share MNIST or Fashion-MNIST by Dirichlet(0.5), or have 1, 2
@@ -14,8 +22,10 @@ time and are tuned for it. So the published accuracies show which settings are h
 which method; they are no target."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -24,7 +34,8 @@ import pyarrow
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from fedbudget.experiments.cells import Progress
+from benchmarks.task_figures import draw_tasks, grouped, make
+from fedbudget.experiments.cells import CellStore, Progress
 from fedbudget.experiments.figures.figure import (
     BASELINE,
     COLOURS,
@@ -34,21 +45,20 @@ from fedbudget.experiments.figures.figure import (
     Row,
     Rows,
     Table,
-    draw_tasks,
     finish,
-    grouped,
     runs_text,
     where,
 )
 from fedbudget.experiments.rivals import (
     CLIMBS,
     Rival,
-    TimesToLoss,
+    RivalComparison,
+    TunedResult,
     compare_rivals,
     published_rivals,
-    times_to_loss,
 )
 from fedbudget.experiments.sweep import RESULTS, Sweep, write
+from fedbudget.runs.record import json_value
 from fedbudget.settings.option import read_toml
 from fedbudget.settings.settings import Settings, read_settings
 
@@ -56,6 +66,7 @@ BEHIND = 1.05
 """Largest ratio of the default's loss to that of the best rival."""
 
 _OWN = "default"
+_EVALUATIONS = 25  # a target multiplies them by four
 _TYPES = {
     **dict.fromkeys(("task", "method", "knobs", "error"), pyarrow.string()),
     **dict.fromkeys(
@@ -280,3 +291,102 @@ def _share_of_budget(row: Row, name: str) -> str:
     if row[name] is None:
         return "never"
     return f"{row[name] / row['budget_seconds']:.0%} of the budget"
+
+
+@dataclass(frozen=True)
+class TimesToLoss:
+    """Times of two methods in seconds; None if the loss is not reached.
+
+    Args:
+      other: time of the other method to the final loss of the own method.
+      own: time of the own method to the final loss of the other method.
+    """
+
+    other: float | None
+    own: float | None
+
+
+def times_to_loss(
+    comparison: RivalComparison,
+    *,
+    folder: Path,
+    seeds: Sequence[int],
+    jobs: int | None = None,
+    progress: Progress = lambda done, of, failed: None,
+) -> dict[str, TimesToLoss]:
+    """Measure the times to each other's loss, of the own method and each of the others.
+
+    Args:
+      comparison: the result of `compare_rivals` with these seeds.
+      folder: finished runs are kept here.
+
+    Returns:
+      The times, by the name of the other method.
+    """
+    own = comparison.own
+    races = {
+        other.name: (_races(other, own, seeds), _races(own, other, seeds))
+        for other in comparison.others
+    }
+    store = CellStore(folder, "run")
+    cells = dict.fromkeys(chain(*chain(*races.values())))
+    store.make(list(cells), progress, jobs=jobs)
+    return {
+        name: TimesToLoss(*(_median(store, race, len(seeds)) for race in pair))
+        for name, pair in races.items()
+    }
+
+
+def _races(
+    method: TunedResult, goal: TunedResult, seeds: Sequence[int]
+) -> dict[Settings, bool]:
+    """Return the runs of a method until the finite losses of a goal.
+
+    The value is whether the method's own final loss reaches the goal.
+    """
+    assert method.cell is not None
+    runs = {}
+    for seed, own, loss in zip(seeds, method.losses, goal.losses, strict=True):
+        if math.isfinite(loss):
+            until = (f"loss={loss!r}",)
+            cell = replace(method.cell, seed=seed, until=until, evaluations=_EVALUATIONS)
+            runs[cell] = own <= loss
+    return runs
+
+
+def _median(store: CellStore, race: Mapping[Settings, bool], seeds: int) -> float | None:
+    """Return the median time over seeds."""
+    seconds = []
+    for cell, reached in race.items():
+        columns = store.read(cell) if cell in store else {}
+        if columns and (reached or columns["stopped_by"] == ["target"]):
+            seconds += columns["spent_time"]
+    never = [math.inf] * (seeds - len(seconds))
+    return json_value(statistics.median(seconds + never))
+
+
+FIGURES: Mapping[str, Figure] = {
+    "rivals": Rivals(
+        "rivals",
+        "The default with nothing tuned, and tuned rivals",
+        tuple(TASKS["rivals"]),
+        long=True,
+    ),
+    "more-rivals": Rivals(
+        "more-rivals",
+        "Further settings: the default with nothing tuned, and tuned rivals",
+        tuple(TASKS["more-rivals"]),
+        long=True,
+    ),
+    "niid-bench": NiidBench(
+        "niid-bench",
+        "NIID-Bench, the default with nothing tuned, and tuned rivals",
+        tuple(TASKS["niid-bench"]),
+        long=True,
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make figures and their report."""
+    make(FIGURES, "rivals", arguments)
