@@ -24,7 +24,7 @@ from fedbudget.errors import UserError, key
 from fedbudget.experiments.pool import unordered, unordered_on_ray
 from fedbudget.launch.execute import execute
 from fedbudget.launch.inputs import load_dataset
-from fedbudget.launch.prepared import Overrides, PreparedRun
+from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.models.compiling import numba_if_installed
 from fedbudget.result import Result
@@ -250,7 +250,7 @@ def made_ready(settings: Settings) -> Iterator[SimulatedRun]:
 def run_in_process(settings: Settings) -> Result:
     """Make a run in one thread."""
     with made_ready(settings) as prepared:
-        return _uninterrupted(prepared)
+        return uninterrupted(execute(prepared))
 
 
 def _run_over_network(settings: Settings, testbed: Testbed | None) -> Result:
@@ -259,12 +259,11 @@ def _run_over_network(settings: Settings, testbed: Testbed | None) -> Result:
 
     slowed = {} if testbed is None else asdict(testbed)
     with on_this_machine(settings, **slowed) as prepared:
-        return _uninterrupted(prepared)
+        return uninterrupted(execute(prepared))
 
 
-def _uninterrupted(prepared: PreparedRun) -> Result:
-    """Execute a run; raise KeyboardInterrupt if Ctrl-C ended it."""
-    result = execute(prepared)
+def uninterrupted(result: Result) -> Result:
+    """Return the result, or raise KeyboardInterrupt if Ctrl-C ended the run."""
     if result.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return result
