@@ -16,7 +16,7 @@ _UNLIMITED = 1000  # columns, wider than any of the tables
 
 def print_table(*arguments: Any, **columns: Any) -> None:
     """Print a table to standard output; arguments as of `plain_table`."""
-    console().print(plain_table(*arguments, **columns), highlight=False)
+    console().print(plain_table(*arguments, **columns))
 
 
 def decimals(value: float | None, form: str = ".4f") -> str:
@@ -28,7 +28,7 @@ def console() -> "Console":
     """Return a console on standard output that cuts no line unless it is a terminal."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _UNLIMITED)
+    return Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False)
 
 
 def plain_table(

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedbudget.errors import UserError
@@ -48,6 +49,7 @@ _EXPECTED_NEIGHBOURS = 20  # per rival, to estimate the number of runs
 _SERIES = sorted(
     float(f"{digit}e{exponent}") for exponent in range(-9, 10) for digit in (1, 3)
 )
+_JSON_FIELDS = ("name", "knobs", "loss", "accuracy", "runs")
 _KNOB_NAMES = {
     "tau": "τ",
     "step_size": "η",
@@ -182,13 +184,8 @@ class TunedResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result without settings and single losses."""
-        return {
-            "name": self.name,
-            "knobs": dict(self.knobs),
-            "loss": json_value(self.loss),
-            "accuracy": self.accuracy,
-            "runs": self.runs,
-        }
+        values = {name: getattr(self, name) for name in _JSON_FIELDS}
+        return {**values, "loss": json_value(self.loss)}
 
 
 @dataclass(frozen=True)
@@ -356,9 +353,8 @@ class _Runs:
         figures = [self._figures[each] for each in _with_seeds([cell], seeds)]
         losses = tuple(loss for loss, _ in figures)
         known = [accuracy for _, accuracy in figures if accuracy is not None]
-        accuracy = sum(known) / len(known) if known else None
-        loss = sum(losses) / len(losses)
-        return TunedResult(name, knobs, loss, accuracy, runs, cell, losses)
+        accuracy = fmean(known) if known else None
+        return TunedResult(name, knobs, fmean(losses), accuracy, runs, cell, losses)
 
 
 def _with_seeds(cells: Iterable[Settings], seeds: Sequence[int]) -> list[Settings]:
