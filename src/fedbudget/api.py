@@ -9,7 +9,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -126,34 +125,33 @@ def train(
     ('time', ['time'])
     """
     trackers = make_trackers((track,) if isinstance(track, str) else track)
-    own_data = _own_dataset(dataset, shards, test, options)
-    arguments = _read_arguments(
-        command="run",
+    settings, overrides, folder, resumed = _read_arguments(
+        "run",
+        options,
         task=task,
         case=case,
-        model=model,
-        dataset=dataset if own_data is None and isinstance(dataset, str) else own_data,
         budget=budget,
+        out=out,
+        resume=resume,
+        model=model,
+        dataset=_own_dataset(dataset, shards, test, options),
         until=until,
         controller=controller,
         step_size=step_size,
         update=update,
         combine=combine,
-        out=out,
-        resume=resume,
-        options=options,
     )
     with launch(
-        arguments.settings,
-        arguments.overrides,
+        settings,
+        overrides,
         engine=engine,
         ray_address=ray_address,
         actors=actors,
-        resumed=arguments.resumed,
+        resumed=resumed,
     ) as prepared:
         for warning in prepared.dataset.warnings:
             warnings.warn(str(UserError(warning)), stacklevel=2)
-        return execute(prepared, out=arguments.out, callbacks=callbacks, trackers=trackers)
+        return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
 
 
 def serve(
@@ -217,29 +215,27 @@ def serve(
     from fedbudget.launch.serve import serve_run
 
     trackers = make_trackers((track,) if isinstance(track, str) else track)
-    arguments = _read_arguments(
-        command="serve",
+    settings, overrides, folder, resumed = _read_arguments(
+        "serve",
+        options,
         task=task,
-        model=model,
         budget=budget,
+        out=out,
+        resume=resume,
+        model=model,
         until=until,
         controller=controller,
         step_size=step_size,
         update=update,
         combine=combine,
-        out=out,
-        resume=resume,
-        options=options,
-        changeable=CHANGEABLE | {"nodes"},
     )
-    settings = arguments.settings
     require_compatible(settings, engine="network", data=data, energy_meter=energy_meter)
 
     def run(prepared: PreparedRun) -> Result:
         if not quiet:
             for remark in prepared.dataset.remarks:
                 print(f"data: {UserError(remark)}", file=sys.stderr, flush=True)
-        return execute(prepared, out=arguments.out, callbacks=callbacks, trackers=trackers)
+        return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
 
     return serve_run(
         settings,
@@ -252,11 +248,11 @@ def serve(
             insecure=insecure,
         ),
         run,
-        overrides=arguments.overrides,
+        overrides=overrides,
         own=None if data is None else _node_data(data, settings),
         energy_meter=energy_meter,
         test=_test_dataset(test, settings),
-        resumed=arguments.resumed,
+        resumed=resumed,
         quiet=quiet,
     )
 
@@ -391,77 +387,63 @@ def join(
     )
 
 
-@dataclass(frozen=True)
-class _RunArguments:
-    """Arguments of `train` or `serve`.
-
-    Args:
-      out: folder of the run, if any.
-      resumed: checkpoint to resume from, if any.
-    """
-
-    settings: Settings
-    overrides: Overrides
-    out: Path | None
-    resumed: Checkpoint | None
-
-
 def _read_arguments(
-    *,
     command: str,
+    options: SettingsOptions,
+    *,
     task: str | None,
-    model: "str | OwnModel | None",
     budget: str | Sequence[str] | None,
-    until: str | Sequence[str] | None,
-    controller: Controller | None,
-    step_size: float | str | StepSize | None,
-    update: str | UpdateRule | None,
-    combine: str | CombineRule | None,
     out: File | None,
     resume: File | None,
-    options: SettingsOptions,
     case: int | None = None,
-    dataset: str | Dataset | None = None,
-    changeable: frozenset[str] = CHANGEABLE,
-) -> _RunArguments:
+    **given: Any,
+) -> tuple[Settings, Overrides, Path | None, Checkpoint | None]:
     """Separate names, which become settings, from objects, which become overrides.
 
     Args:
       command: command of the same name, whose defaults apply.
-      changeable: settings that a resumed run may change.
+      given: arguments that may be names or objects.
+
+    Returns:
+      settings, overrides, the folder of the run and the checkpoint to resume, if any.
     """
-    named: dict[str, Any] = {"until": until, "model": model, "dataset": dataset}
-    objects: dict[str, Any] = {"controller": controller}
-    if model is not None and not isinstance(model, str):
-        objects["model"] = as_model(model, device=options.get("device", "auto"))
+    named: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is not None:
+            is_setting = isinstance(value, int | float | str) or name == "until"
+            (named if is_setting else objects)[name] = value
+    if "model" in objects:
+        objects["model"] = as_model(objects["model"], device=options.get("device", "auto"))
         named["model"] = own_name(objects["model"])
-    if isinstance(dataset, Dataset):
-        objects["dataset"] = dataset
-        named["dataset"] = dataset.name
-    rules = {"step_size": step_size, "update": update, "combine": combine}
-    for name, rule in rules.items():
-        is_setting = rule is None or isinstance(rule, int | float | str)
-        (named if is_setting else objects)[name] = rule
+    if "dataset" in objects:
+        named["dataset"] = objects["dataset"].name
     overrides = Overrides(**objects)
 
     def settings_with(config: Path | None, **limits: Any) -> Settings:
-        given = {**named, **limits}
-        given = {name: value for name, value in given.items() if value is not None}
         return Settings.from_python(
-            command=command, task=task, config=config, case=case, **options, **given
+            command=command,
+            task=task,
+            config=config,
+            case=case,
+            **options,
+            **named,
+            **limits,
         )
 
     if resume is None:
-        return _RunArguments(
-            settings_with(None, budget=budget), overrides, _path(out), None
-        )
+        limits = {} if budget is None else {"budget": budget}
+        return settings_with(None, **limits), overrides, _path(out), None
     require_compatible(resume=resume, out=out, task=task)
     folder = Path(resume)
-    limits = (budget,) if isinstance(budget, str) else budget or ()
     settings, resumed = load_resumed(
-        folder, settings_with, limits, overrides, changeable=changeable
+        folder,
+        settings_with,
+        (budget,) if isinstance(budget, str) else budget or (),
+        overrides,
+        changeable=CHANGEABLE | {"nodes"} if command == "serve" else CHANGEABLE,
     )
-    return _RunArguments(settings, overrides, folder, resumed)
+    return settings, overrides, folder, resumed
 
 
 def _own_dataset(
@@ -469,17 +451,15 @@ def _own_dataset(
     shards: Sequence[Shard] | None,
     test: Shard | None,
     options: SettingsOptions,
-) -> Dataset | None:
-    """Return data given as objects as a `Dataset`; None if the dataset has a name."""
+) -> str | Dataset | None:
+    """Return data given as objects as a `Dataset`, and the name of a dataset as it is."""
     given: Any = {name: value for name, value in options.items() if name in _DATA_SETTINGS}
     settings = Settings(**given)
     tables = settings.table_options()
     standardise = settings.standardise
     if shards is not None:
         return from_shards(shards, test, tables, standardise=standardise)
-    if dataset is None or isinstance(dataset, str):
-        return None
-    if isinstance(dataset, Dataset):
+    if isinstance(dataset, str | Dataset | None):
         return dataset
     return from_samples(
         dataset, test, tables, test_share=settings.test_share, standardise=standardise

@@ -1,15 +1,14 @@
-"""Cells of an experiment: runs on a testbed, and the expected duration of runs."""
+"""Cells of an experiment: runs on a testbed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedbudget.experiments import cells
-from fedbudget.experiments.cells import CellStore, Failure, attempt, expected_seconds
+from fedbudget.experiments.cells import CellStore, Failure, attempt
 from fedbudget.launch import local
 from fedbudget.launch.prepared import PreparedRun
 from fedbudget.launch.simulate import simulate
@@ -64,58 +63,14 @@ def test_testbeds_do_not_share_runs(tmp_path: Path) -> None:
     assert SHORT not in CellStore(tmp_path, "run")
 
 
-# Seconds of the paper's testbed, with mini-batches.
-STEP = 0.013015156
-AGGREGATION = 0.131604348
-CENTRALIZED = 0.009974248
-SAMPLES = 1437  # training samples of digits; 200 are evaluated per second
-
-
-@pytest.fixture
-def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every local update and every evaluation takes a second."""
-    monkeypatch.setattr(cells, "_quickest", lambda work: (work(), 1.0)[1])
-
-
-def settings_of(**settings: Any) -> Settings:
-    usual = {"dataset": "digits", "model": "svm", "budget": ("time=15s",), "batch_size": 10}
-    return Settings(**{**usual, **settings})
-
-
-@pytest.mark.usefixtures("one_second")
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"tau": 1}, 15 / (STEP + AGGREGATION) * (1 + 1 / 3)),
-        ({"tau": 100}, 15 / (100 * STEP + AGGREGATION) * (100 + 1 / 3)),
-        # An adaptive τ is estimated as 10.
-        ({"tau": "adaptive"}, 15 / (10 * STEP + AGGREGATION) * (10 + 1 + 1 / 3)),
-        ({"method": "centralized", "tau": 1}, 15 / CENTRALIZED * (1 + 1 / 3)),
-    ],
-)
-def test_duration_follows_affordable_updates(
-    settings: dict[str, object], expected: float
-) -> None:
-    assert expected_seconds([settings_of(**settings)]) == pytest.approx(
-        expected + SAMPLES / 200
-    )
-
-
-@pytest.mark.usefixtures("one_second")
-def test_durations_add_up() -> None:
-    runs = [
-        settings_of(tau=tau, partition=f"case:{case}") for tau in (1, 10) for case in (1, 3)
-    ]
-    assert expected_seconds(runs) == pytest.approx(
-        sum(expected_seconds([each]) for each in runs)
-    )
-
-
-@pytest.mark.usefixtures("one_second")
-def test_measured_runs_take_their_budget() -> None:
-    assert (
-        expected_seconds(
-            [settings_of(costs="measured", budget=("time=7s",), tau=tau) for tau in (1, 10)]
-        )
-        == 14
-    )
+def test_options_of_tables_are_used(tmp_path: Path) -> None:
+    """Without one of two feature columns, the model has one parameter less."""
+    table = tmp_path / "homes.csv"
+    rows = [f"{number},{number % 7},{2 * number + 1}" for number in range(40)]
+    table.write_text("\n".join(["size,age,price", *rows]))
+    parameters = []
+    for drop in (None, ("age",)):
+        settings = replace(SHORT, model="linear", dataset=str(table), drop=drop)
+        with cells.made_ready(settings) as run:
+            parameters.append(run.model.parameters)
+    assert parameters[0] - parameters[1] == 1

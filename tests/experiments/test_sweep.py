@@ -341,13 +341,13 @@ class TestCellStore:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ran: list[tuple[int | str, int]] = []
-        original = cells._run
+        original = cells.run_in_process
 
         def record_run(settings: Settings) -> fedbudget.Result:
             ran.append((settings.tau, settings.seed))
             return original(settings)
 
-        monkeypatch.setattr(cells, "_run", record_run)
+        monkeypatch.setattr(cells, "run_in_process", record_run)
         small, large = (
             Sweep.of(SHORT, {"tau": taus, "seeds": 2}) for taus in ([5], [1, 5])
         )
@@ -419,7 +419,7 @@ class TestFailure:
         def broken(settings: Settings) -> fedbudget.Result:
             raise ZeroDivisionError("division by zero")
 
-        monkeypatch.setattr(cells, "_run", broken)
+        monkeypatch.setattr(cells, "run_in_process", broken)
         table = run(Sweep.of(SHORT, {"seeds": 1}), tmp_path, jobs=1)
         assert table["error"].to_pylist() == ["ZeroDivisionError: division by zero"]
 

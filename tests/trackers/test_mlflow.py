@@ -13,7 +13,7 @@ import pytest
 import fedbudget
 from fedbudget.runs.folder import Run
 from fedbudget.trackers.mlflow import Mlflow
-from fedbudget.trackers.tracker import RunInfo
+from fedbudget.trackers.tracker import RunInfo, parameters
 
 VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID")
 ROUNDS = 500
@@ -91,7 +91,7 @@ def test_name_settings_and_summary(home: Path, tracked: Any) -> None:
     assert (tracked.info.run_name, tracked.info.status) == ("one", "FINISHED")
     info = RunInfo(home / "runs/one", "", run.settings, 0.0)
     assert tracked.data.params == {
-        name: str(value) for name, value in info.parameters().items()
+        name: str(value) for name, value in parameters(info.settings).items()
     }
     assert tracked.data.params["partition"] == "case:2"
     assert tracked.data.tags["mlflow.note.content"].startswith(

@@ -12,7 +12,7 @@ import pytest
 import fedbudget
 from fedbudget.runs.folder import Run
 from fedbudget.trackers.tensorboard import TensorBoard
-from fedbudget.trackers.tracker import RunInfo, TimedRecord
+from fedbudget.trackers.tracker import RunInfo, TimedRecord, parameters
 from support.commands import run_command
 
 ROUNDS = 500
@@ -112,7 +112,7 @@ def test_hyperparameters(folder: Path, events: Any) -> None:
     assert start.hparams["partition"].string_value == "case:2"
     assert start.hparams["rounds"].number_value == ROUNDS
     info = RunInfo(folder, "", Run.open(folder).settings, 0.0)
-    assert set(start.hparams) == info.parameters().keys()
+    assert set(start.hparams) == parameters(info.settings).keys()
     end = HParamsPluginData.FromString(
         content["_hparams_/session_end_info"]
     ).session_end_info

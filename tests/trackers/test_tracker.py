@@ -10,7 +10,7 @@ from fedbudget.errors import UserError
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.settings import Settings
 from fedbudget.trackers import make_trackers
-from fedbudget.trackers.tracker import RunInfo, final_metrics, round_metrics
+from fedbudget.trackers.tracker import RunInfo, final_metrics, parameters, round_metrics
 
 RECORD = RoundRecord(
     round=7,
@@ -118,7 +118,7 @@ def test_parameters_equal_the_settings_file() -> None:
     settings = Settings(
         budget=("time=1s", "bytes=2MB"), drift_correction=False, batch_size=3
     )
-    values = RunInfo(Path("runs/one"), "a title", settings, 0.0).parameters()
+    values = parameters(settings)
     assert values["budget"] == "time=1s, bytes=2MB"
     assert values["batch-size"] == 3
     assert values["drift-correction"] is False

@@ -7,11 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from fedbudget.cli.console import decimals, print_table
 from fedbudget.cli.options import JOBS, Given, OutputOptions, command, settings_from
-from fedbudget.cli.sweep import SWEEPS, sweep_progress
+from fedbudget.cli.sweep import SWEEPS, interrupted, sweep_progress
 from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.option import Count, option
 from fedbudget.settings.settings import Settings
@@ -131,12 +129,7 @@ def _compare_rivals(
             if not output.json:
                 _print_rivals(comparison, ", ".join(settings.budget), seeds)
     except KeyboardInterrupt:
-        print(
-            f"fedbudget: interrupted; finished runs are kept in {folder}; "
-            "run the same command to continue",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
+        raise interrupted(f"finished runs are kept in {folder}") from None
     if output.json:
         print(json.dumps({"comparisons": [each.to_json() for each in comparisons]}))
 

@@ -14,16 +14,9 @@ if TYPE_CHECKING:
 _UNLIMITED = 1000  # columns, wider than any of the tables
 
 
-def print_table(
-    headings: Iterable[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    left: Collection[str] = (),
-    **columns: Any,
-) -> None:
+def print_table(*arguments: Any, **columns: Any) -> None:
     """Print a table to standard output; arguments as of `plain_table`."""
-    table = plain_table(headings, rows, left=left, **columns)
-    console().print(table, highlight=False)
+    console().print(plain_table(*arguments, **columns))
 
 
 def decimals(value: float | None, form: str = ".4f") -> str:
@@ -35,7 +28,7 @@ def console() -> "Console":
     """Return a console on standard output that cuts no line unless it is a terminal."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _UNLIMITED)
+    return Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False)
 
 
 def plain_table(

@@ -2,8 +2,10 @@
 
 import json
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import typer
 
@@ -12,13 +14,10 @@ from fedbudget.cli.options import OutputOptions, command
 from fedbudget.settings.option import REQUIRED, choices_text, option
 from fedbudget.settings.settings import DATASETS, SMALL_DATASETS
 
-if TYPE_CHECKING:
-    from fedbudget.data.published import PublishedDataset
-
 app = typer.Typer(help="List, fetch and check the published datasets.")
 
 _EMBEDDED, *_FETCHED = [name for name in DATASETS if name not in SMALL_DATASETS]
-_EMBEDDED_DATASET = {
+_EMBEDDED_DATASET: dict[str, Any] = {
     "name": _EMBEDDED,
     "title": "handwritten digits, 8x8",
     "samples": 1797,
@@ -54,24 +53,19 @@ def list_datasets(*, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -
     """
     from fedbudget.data.published import PUBLISHED
 
-    copies = [_local_copy(name, data_dir, contents=False) for name in PUBLISHED]
+    datasets = [_EMBEDDED_DATASET]
+    datasets += [_described(name, data_dir, contents=False) for name in PUBLISHED]
     if output.json:
-        datasets = [_EMBEDDED_DATASET, *(copy.to_json() for copy in copies)]
         print(json.dumps({"datasets": datasets}))
         return
 
     headings = ("name", "title", "samples", "size", "files", "where")
-    title = str(_EMBEDDED_DATASET["title"])
-    samples = f"{_EMBEDDED_DATASET['samples']:,}"
-    rows = [
-        (_EMBEDDED, title, samples, "", "complete", "embedded"),
-        *map(_cells, copies),
-    ]
-    print_table(headings, rows, left=("name", "title", "files", "where"), overflow="fold")
-    for copy in copies:
-        missing = copy.files_in_state(_MISSING)
-        if copy.where is not None and missing:
-            print(f"{copy.dataset.name} is incomplete: {', '.join(missing)} missing")
+    left = ("name", "title", "files", "where")
+    print_table(headings, map(_cells, datasets), left=left, overflow="fold")
+    for dataset in datasets:
+        missing = _in_state(dataset, _MISSING)
+        if dataset["where"] is not None and missing:
+            print(f"{dataset['name']} is incomplete: {', '.join(missing)} missing")
 
 
 @app.command()
@@ -121,101 +115,87 @@ def check(
             print(f"{name} is embedded; there is nothing to check")
         return
 
-    copy = _local_copy(name, data_dir, contents=True)
+    described = _described(name, data_dir, contents=True)
     if output.json:
-        print(json.dumps(copy.to_json()))
+        print(json.dumps(described))
     else:
-        _print(copy)
-    raise typer.Exit(0 if copy.complete else 1)
+        _print(described, data_dir)
+    raise typer.Exit(0 if described["complete"] else 1)
 
 
-class _LocalCopy(NamedTuple):
-    """The local files of a dataset.
+def _described(name: str, data_dir: Path | None, *, contents: bool) -> dict[str, Any]:
+    """Return a dataset and the state of its local files.
 
     Args:
-      dataset: as it was published.
-      where: the folder or archive of the files; None without any file.
-      files: whether each file is ok, missing, or has wrong contents.
-      hint: advice to the user if there is no file.
+      contents: whether to check the contents of files.
     """
-
-    dataset: "PublishedDataset"
-    where: Path | None
-    files: dict[str, str]
-    hint: str = ""
-
-    @property
-    def complete(self) -> bool:
-        return set(self.files.values()) == {_OK}
-
-    @property
-    def bytes(self) -> int:
-        return sum(file.size for file in self.dataset.files)
-
-    def files_in_state(self, state: str) -> list[str]:
-        return [name for name, each in self.files.items() if each == state]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.dataset.name,
-            "title": self.dataset.title,
-            "samples": self.dataset.samples,
-            "bytes": self.bytes,
-            "licence": self.dataset.licence,
-            "where": None if self.where is None else str(self.where),
-            "complete": self.complete,
-            "files": self.files,
-        }
-
-
-def _local_copy(name: str, data_dir: Path | None, *, contents: bool) -> _LocalCopy:
     from fedbudget.data.published import DatasetMissing, container, dataset_named, find
 
     dataset = dataset_named(name)
-    states = dict.fromkeys((file.name for file in dataset.files), _MISSING)
-    try:
+    files = dict.fromkeys((file.name for file in dataset.files), _MISSING)
+    where = None
+    with suppress(DatasetMissing):
         paths = find(name, data_dir)
-    except DatasetMissing as error:
-        return _LocalCopy(dataset, None, states, str(error))
-    for file in dataset.files:
-        if file.name in paths:
-            correct = not contents or file.matches(paths[file.name])
-            states[file.name] = _OK if correct else _WRONG
-    return _LocalCopy(dataset, container(paths), states)
+        where = str(container(paths))
+        for file in dataset.files:
+            if file.name in paths:
+                correct = not contents or file.matches(paths[file.name])
+                files[file.name] = _OK if correct else _WRONG
+    return {
+        "name": dataset.name,
+        "title": dataset.title,
+        "samples": dataset.samples,
+        "bytes": sum(file.size for file in dataset.files),
+        "licence": dataset.licence,
+        "where": where,
+        "complete": set(files.values()) == {_OK},
+        "files": files,
+    }
 
 
-def _print(copy: _LocalCopy) -> None:
-    width = max(map(len, copy.files))
-    for file, state in copy.files.items():
+def _in_state(dataset: Mapping[str, Any], state: str) -> list[str]:
+    """Return the files in a state."""
+    return [name for name, each in dataset["files"].items() if each == state]
+
+
+def _print(dataset: Mapping[str, Any], data_dir: Path | None) -> None:
+    from fedbudget.data.published import DatasetMissing, find
+
+    width = max(map(len, dataset["files"]))
+    for file, state in dataset["files"].items():
         print(f"{file.ljust(width)}  {state}")
-    if copy.where is None:
-        print(f"fedbudget: {copy.hint}", file=sys.stderr)
+    try:
+        find(dataset["name"], data_dir)
+    except DatasetMissing as error:
+        print(f"fedbudget: {error}", file=sys.stderr)
     else:
-        print(f"{copy.dataset.name} in {copy.where}: {_summary(copy)}")
+        print(f"{dataset['name']} in {dataset['where']}: {_summary(dataset)}")
 
 
-def _summary(copy: _LocalCopy) -> str:
-    total = len(copy.files)
-    if copy.complete:
+def _summary(dataset: Mapping[str, Any]) -> str:
+    total = len(dataset["files"])
+    if dataset["complete"]:
         return "complete, and all files are correct"
-    if wrong := copy.files_in_state(_WRONG):
+    if wrong := _in_state(dataset, _WRONG):
         return f"{len(wrong)} of {total} files have wrong contents; fetch them again"
     return (
-        f"incomplete, {len(copy.files_in_state(_OK))} of {total} files; these are correct "
-        f"and can be used; fetch the rest with: fedbudget data get {copy.dataset.name}"
+        f"incomplete, {len(_in_state(dataset, _OK))} of {total} files; these are correct "
+        f"and can be used; fetch the rest with: fedbudget data get {dataset['name']}"
     )
 
 
-def _cells(copy: _LocalCopy) -> tuple[str, ...]:
+def _cells(dataset: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the row of a dataset in the list."""
-    files = f"{len(copy.files_in_state(_OK))} of {len(copy.files)}"
-    megabytes = copy.bytes / 1e6
-    size = f"{megabytes:,.0f} MB" if megabytes >= 1 else f"{megabytes * 1000:,.0f} kB"
+    size = ""
+    if "bytes" in dataset:
+        megabytes = dataset["bytes"] / 1e6
+        size = f"{megabytes:,.0f} MB" if megabytes >= 1 else f"{megabytes * 1000:,.0f} kB"
+    files = f"{len(_in_state(dataset, _OK))} of {len(dataset['files'])}"
     return (
-        copy.dataset.name,
-        copy.dataset.title,
-        f"{copy.dataset.samples:,}",
+        dataset["name"],
+        dataset["title"],
+        f"{dataset['samples']:,}",
         size,
-        "complete" if copy.complete else files,
-        "not found" if copy.where is None else str(copy.where),
+        "complete" if dataset["complete"] else files,
+        dataset["where"] or "not found",
     )

@@ -64,7 +64,7 @@ def _print(report: "ForecastReport") -> None:
     ]
     loss = "" if report.loss is None else f"; loss {report.loss:.4f}"
     accuracy = "" if report.accuracy is None else f", accuracy {report.accuracy:.4f}"
-    out.print(f"spent {', '.join(amounts)}{loss}{accuracy}", highlight=False)
+    out.print(f"spent {', '.join(amounts)}{loss}{accuracy}")
     if report.budgets:
         names = list(report.limits)
         rows = []
@@ -73,12 +73,10 @@ def _print(report: "ForecastReport") -> None:
             rows.append([*row, interval_text(each.loss), interval_text(each.accuracy)])
         out.print(plain_table((*names, "loss", "accuracy"), rows, no_wrap=True))
         for reason in dict.fromkeys(each.reason for each in report.budgets if each.reason):
-            out.print(f"loss unknown: {reason}", highlight=False)
+            out.print(f"loss unknown: {reason}")
     for target in report.targets:
-        text = f"{target.figure} {target.value:g}: {_cost_text(target)}"
-        out.print(text, highlight=False)
-    interval = f"{100 * report.chance:.0f} % interval in brackets"
-    out.print(interval, style="dim", highlight=False)
+        out.print(f"{target.figure} {target.value:g}: {_cost_text(target)}")
+    out.print(f"{100 * report.chance:.0f} % interval in brackets", style="dim")
 
 
 def _cost_text(target: "TargetCost") -> str:

@@ -199,7 +199,7 @@ def show(
     out = console()
     title = run_title(opened.settings)
     limits = opened.settings.limits().limits
-    out.print(title, style="bold", highlight=False)
+    out.print(title, style="bold")
     records = opened.rounds
     if not all and len(records) > _SHOWN_ROUNDS:
         step = (len(records) - 1) / (_SHOWN_ROUNDS - 1)
@@ -217,7 +217,7 @@ def show(
         from fedbudget.runs.plot import plot_run
 
         durable_files.replace(run / PLOT, plot_run(opened.rounds, limits, title=title))
-        out.print(f"plot: {run / PLOT}", highlight=False)
+        out.print(f"plot: {run / PLOT}")
 
 
 def _print_summary(out: "Console", run: "Run", summary: dict[str, Any]) -> None:
@@ -231,12 +231,10 @@ def _print_summary(out: "Console", run: "Run", summary: dict[str, Any]) -> None:
     summary = summary | {"average_tau": average_tau(taus)}
     for name in _SHOWN_FIGURES:
         if name != "loss" or PRIVACY not in limits:
-            out.print(f"{name.replace('_', ' ')}: {summary[name]}", highlight=False)
+            out.print(f"{name.replace('_', ' ')}: {summary[name]}")
     if PRIVACY in limits:
         epsilon = f"ε = {summary['spent'][PRIVACY]:.4g} of {limits[PRIVACY]:g}"
-        out.print(
-            f"privacy: {epsilon}, at δ = {summary['privacy_delta']:g}", highlight=False
-        )
+        out.print(f"privacy: {epsilon}, at δ = {summary['privacy_delta']:g}")
     accuracy = summary["accuracy"]
     lines = [metrics_text(accuracy, summary.get("metrics", {}), summary.get("to_beat"))]
     if summary.get("spread"):
@@ -244,7 +242,7 @@ def _print_summary(out: "Console", run: "Run", summary: dict[str, Any]) -> None:
             spread_text(summary["spread"], "rmse" if accuracy is None else "accuracy")
         )
     for line in filter(None, lines):
-        out.print(f"on test samples: {line}", highlight=False)
+        out.print(f"on test samples: {line}")
 
 
 @command
@@ -326,14 +324,9 @@ def explain(
 
 def _print_json(explanation: "Explanation") -> None:
     points = zip(explanation.candidates, explanation.curve, strict=True)
-    fields = {
-        "round": explanation.round,
-        "tau": explanation.tau,
-        "eta": explanation.eta,
-        "corrected": explanation.corrected,
-        "reason": explanation.reason,
-        "curve": [{"tau": int(tau), "G": float(bound)} for tau, bound in points],
-    }
+    names = ("round", "tau", "eta", "corrected", "reason")
+    fields = {name: getattr(explanation, name) for name in names}
+    fields["curve"] = [{"tau": int(tau), "G": float(bound)} for tau, bound in points]
     if explanation.work is not None:
         fields["work"] = explanation.work
     print(json.dumps(fields))
@@ -347,10 +340,9 @@ def work_table(work: dict[str, Any]) -> list[str]:
     """
     if not work["node"]:
         return []
+    columns = (work[name] for name in ("node", "updates", "idle", "idle_equal"))
     lines = ["node  updates  idle  idle at equal τ"]
-    for node, updates, idle, idle_equal in zip(
-        work["node"], work["updates"], work["idle"], work["idle_equal"], strict=True
-    ):
+    for node, updates, idle, idle_equal in zip(*columns, strict=True):
         lines.append(f"{node:4d}  {updates:7d}  {idle:4.0%}  {idle_equal:15.0%}")
     return lines
 

@@ -11,6 +11,7 @@ import typer
 
 from fedbudget.cli.console import decimals, print_table
 from fedbudget.cli.options import JOBS, EngineOptions, Given, OutputOptions, command
+from fedbudget.errors import WorkError
 from fedbudget.settings.option import REQUIRED, option
 
 if TYPE_CHECKING:
@@ -87,12 +88,8 @@ def sweep(
                 ray_address=engine.ray_address,
             )
     except KeyboardInterrupt:
-        print(
-            f"fedbudget: interrupted; {done - failed} of {len(grid.cells)} runs are done; "
-            "run the same command to continue",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
+        text = f"{done - failed} of {len(grid.cells)} runs are done"
+        raise interrupted(text) from None
 
     results = folder / RESULTS
     rows = means(table) if grid.each == "run" else None
@@ -105,11 +102,7 @@ def sweep(
         print(f"results: {results}, {table.num_rows} rows")
     if failed:
         first = next(error for error in table["error"].to_pylist() if error is not None)
-        print(
-            f"fedbudget: {failed} of {len(grid.cells)} runs failed; the first: {first}",
-            file=sys.stderr,
-        )
-        raise typer.Exit(1)
+        raise WorkError(f"{failed} of {len(grid.cells)} runs failed; the first: {first}")
 
 
 @command
@@ -122,9 +115,7 @@ def reproduce(
         "Runs per setting.",
         shown="15, as in the paper; 2 with --quick; 1 for networks",
     ),
-    with_cnn: bool = option(
-        False, "With all: include the networks and the tuned rivals, which take hours."
-    ),
+    with_cnn: bool = option(False, "With all: include the networks, which take hours."),
     out: Path = option(Path("reproduction"), "The folder of figures and report."),
     engine: str = option(
         "in-process",
@@ -147,8 +138,6 @@ def reproduce(
       fedbudget reproduce svm-sgd nodes --runs 5 --data-dir ~/data
 
       fedbudget reproduce cnn-mnist cnn-cifar
-
-      fedbudget reproduce rivals --quick
 
       fedbudget reproduce instantaneous --engine network
     """
@@ -174,7 +163,6 @@ def reproduce(
                     data_dir=given["data_dir"],
                     jobs=jobs,
                     progress=progress,
-                    expect=_print_expected,
                 )
         except DatasetMissing as error:
             if len(chosen) == 1:
@@ -184,6 +172,13 @@ def reproduce(
     _print_claims(results)
     for page in reproduction.write_report(results, out):
         print(page)
+
+
+def interrupted(text: str) -> typer.Exit:
+    """Print that Ctrl-C ended the command, and return the exception that ends it."""
+    line = f"fedbudget: interrupted; {text}; run the same command to continue"
+    print(line, file=sys.stderr)
+    return typer.Exit(130)
 
 
 @contextmanager
@@ -257,13 +252,6 @@ def _print_means(rows: list[dict[str, Any]]) -> None:
     print_table(rows[0], shown)
     if len(rows) > _MAX_ROWS:
         print(f"and {len(rows) - _MAX_ROWS} more")
-
-
-def _print_expected(runs: int, seconds: float) -> None:
-    duration = f"{max(1, round(seconds / 60))} minutes"
-    if seconds >= 2 * 3600:
-        duration = f"{seconds / 3600:.1f} hours"
-    print(f"{runs} runs to make, about {duration}", file=sys.stderr, flush=True)
 
 
 def _print_claims(results: "list[FigureResult]") -> None:

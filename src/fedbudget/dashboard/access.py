@@ -14,15 +14,14 @@ import hmac
 import html
 import ipaddress
 import socket
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import cookie_parser
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -72,58 +71,32 @@ def plotly_js() -> Path:
     )
 
 
-@dataclass(frozen=True)
-class Access:
-    """The conditions for access.
+def is_own_host(host: str, own: str) -> bool:
+    """Return whether the host of a request is the server that listens on `own`.
+
+    >>> is_own_host("localhost", "127.0.0.1"), is_own_host("evil.example", "127.0.0.1")
+    (True, False)
+    """
+    if host in _LOOPBACK or host == own.lower():
+        return True
+    # A server on all addresses has many. An IP address is safe: only a DNS name can be
+    # pointed at another machine.
+    return own in _ANY and (_is_ip(host) or host == socket.gethostname().lower())
+
+
+class AccessMiddleware:
+    """Checks every request before it reaches the app, and adds security headers.
 
     Args:
+      app: receives the requests that pass.
       host: the address that the server listens on.
       token: the required token; None for access without a token.
     """
 
-    host: str
-    token: str | None = field(default=None, repr=False)
-
-    def is_own_host(self, host: str) -> bool:
-        """Return whether the host of a request is this server.
-
-        >>> access = Access("127.0.0.1")
-        >>> access.is_own_host("localhost"), access.is_own_host("evil.example")
-        (True, False)
-        """
-        if host in _LOOPBACK or host == self.host.lower():
-            return True
-        # A server on all addresses has many. An IP address is safe: only a DNS name can be
-        # pointed at another machine.
-        return self.host in _ANY and (_is_ip(host) or host == socket.gethostname().lower())
-
-    def accepts_token(self, token: str) -> bool:
-        """Return whether the token is correct; any is, if none is required."""
-        return self.token is None or hmac.compare_digest(
-            _digest(token), _digest(self.token)
-        )
-
-    def accepts_cookie(self, cookie: str | None) -> bool:
-        """Return whether the cookie proves knowledge of the token."""
-        return self.token is None or (
-            cookie is not None
-            and hmac.compare_digest(cookie.encode(), self.cookie.encode())
-        )
-
-    @property
-    def cookie(self) -> str:
-        """Value of the cookie that proves knowledge of the token."""
-        if self.token is None:
-            return ""
-        return hmac.new(self.token.encode(), COOKIE.encode(), hashlib.sha256).hexdigest()
-
-
-class AccessMiddleware:
-    """Checks every request before it reaches the app, and adds security headers."""
-
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, host: str, token: str | None) -> None:
         self._app = app
-        self._access = access
+        self._host = host
+        self._cookie = None if token is None else _cookie(token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -138,38 +111,40 @@ class AccessMiddleware:
 
     def _intercept(self, scope: Scope) -> Response | None:
         """Return a refusal or a redirection; None for a request that may pass."""
-        headers = Headers(scope=scope)
-        if scope["method"] not in ("GET", "HEAD"):
+        request = Request(scope)
+        if request.method not in ("GET", "HEAD"):
             return error_response(scope, 405, "this page is read-only")
-        if not self._access.is_own_host(_host(headers.get("host", ""))):
+        if not is_own_host(_host(request.headers.get("host", "")), self._host):
             return error_response(
                 scope,
                 403,
                 "wrong host name; open the page with the address that fedbudget printed",
             )
-        if self._access.token is None:
+        if self._cookie is None:
             return None
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        token = dict(query).get("token")
-        if token is not None and self._access.accepts_token(token):
-            return self._without_token(scope, query)
-        cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE)
-        if token is None and self._access.accepts_cookie(cookie):
-            return None
-        return error_response(
-            scope, 401, "this page needs a token: open it once as /?token=TOKEN"
-        )
+        token = request.query_params.get("token")
+        cookie = request.cookies.get(COOKIE, "") if token is None else _cookie(token)
+        if not hmac.compare_digest(cookie.encode(), self._cookie.encode()):
+            return error_response(
+                scope, 401, "this page needs a token: open it once as /?token=TOKEN"
+            )
+        return None if token is None else _without_token(request, cookie)
 
-    def _without_token(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
-        """Redirect to the same page, to keep the token out of the browser's history."""
-        rest = urlencode([(name, value) for name, value in query if name != "token"])
-        path = "/" + scope["raw_path"].decode("latin-1").split("?")[0].lstrip("/")
-        address = f"{path}?{rest}" if rest else path
-        response = RedirectResponse(address, status_code=303)
-        response.set_cookie(
-            COOKIE, self._access.cookie, httponly=True, samesite="strict", path="/"
-        )
-        return response
+
+def _cookie(token: str) -> str:
+    """Return the value of the cookie that proves knowledge of a token."""
+    secret = token.encode("utf-8", "surrogatepass")
+    return hmac.new(secret, COOKIE.encode(), hashlib.sha256).hexdigest()
+
+
+def _without_token(request: Request, cookie: str) -> Response:
+    """Redirect to the same page, to keep the token out of the browser's history."""
+    query = request.query_params.multi_items()
+    rest = urlencode([(name, value) for name, value in query if name != "token"])
+    path = "/" + request.scope["raw_path"].decode("latin-1").split("?")[0].lstrip("/")
+    response = RedirectResponse(f"{path}?{rest}" if rest else path, status_code=303)
+    response.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", path="/")
+    return response
 
 
 def error_response(scope: Scope, status: int, reason: str) -> Response:
@@ -195,10 +170,6 @@ def _host(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def _is_ip(host: str) -> bool:

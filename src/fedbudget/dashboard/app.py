@@ -17,6 +17,7 @@ from urllib.parse import quote
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -24,13 +25,12 @@ from starlette.routing import Route
 
 from fedbudget.dashboard import series
 from fedbudget.dashboard.access import (
-    Access,
     AccessMiddleware,
     error_response,
     page_files,
     plotly_js,
 )
-from fedbudget.dashboard.run_reader import RunIndex, RunReader
+from fedbudget.dashboard.run_reader import RunIndex, RunReader, RunSnapshot
 from fedbudget.errors import UserError
 
 PORT = 8700
@@ -65,7 +65,7 @@ class Dashboard:
         self.host = host
         self.port = int(self._socket.getsockname()[1])
         self.needs_token = token is not None
-        app = make_app(index, Access(host, token), ending=lambda: self._server.should_exit)
+        app = make_app(index, host, token, ending=lambda: self._server.should_exit)
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -106,13 +106,14 @@ class Dashboard:
 
 
 def make_app(
-    index: RunIndex, access: Access, ending: Callable[[], bool] = lambda: False
+    index: RunIndex, host: str, token: str | None, ending: Callable[[], bool]
 ) -> Starlette:
     """Return the web app.
 
     Args:
       index: the runs to show.
-      access: the conditions for access.
+      host: the address that the server listens on.
+      token: required to open the page; None for no token.
       ending: returns whether the server is shutting down, which ends all events.
     """
 
@@ -120,20 +121,8 @@ def make_app(
         _reader(request)
         return _file("index.html")
 
-    def runs(request: Request) -> Response:
-        return JSONResponse({"folder": index.shown, "runs": index.overviews()})
-
-    def run(request: Request) -> Response:
-        return JSONResponse(series.view(_reader(request).read()))
-
-    def rows(request: Request) -> Response:
-        first = _number(request, "from")
-        last = _number(request, "to")
-        return JSONResponse(series.rows(_reader(request).read(), first, last))
-
-    def choice(request: Request) -> Response:
-        snapshot = _reader(request).read()
-        return JSONResponse(series.choice(snapshot, request.path_params["number"]))
+    def values(of: Callable[[RunSnapshot, Request], Any]) -> Callable[[Request], Response]:
+        return lambda request: JSONResponse(of(_reader(request).read(), request))
 
     async def events(request: Request) -> Response:
         reader = await run_in_threadpool(_reader, request)
@@ -147,7 +136,7 @@ def make_app(
         name = request.path_params["name"]
         reader = index.reader(name)
         if reader is None:
-            raise _NotFound(f"there is no run {name!r} in {index.shown}")
+            raise HTTPException(404, f"there is no run {name!r} in {index.shown}")
         return reader
 
     return Starlette(
@@ -158,29 +147,28 @@ def make_app(
             Route("/page/{name}", _page_file),
             Route("/plotly.js", _plotly),
             Route("/favicon.ico", lambda request: _file("icon.svg")),
-            Route("/api/runs", runs),
-            Route("/api/runs/{name}", run),
-            Route("/api/runs/{name}/rows", rows),
-            Route("/api/runs/{name}/rounds/{number:int}", choice),
+            Route(
+                "/api/runs",
+                lambda _: JSONResponse({"folder": index.shown, "runs": index.overviews()}),
+            ),
+            Route("/api/runs/{name}", values(lambda run, _: series.view(run))),
+            Route("/api/runs/{name}/rows", values(_rows)),
+            Route(
+                "/api/runs/{name}/rounds/{number:int}",
+                values(lambda run, of: series.choice(run, of.path_params["number"])),
+            ),
             Route("/api/runs/{name}/events", events),
         ],
-        middleware=[Middleware(AccessMiddleware, access=access)],
+        middleware=[Middleware(AccessMiddleware, host, token)],
         exception_handlers={
-            _NotFound: lambda request, error: error_response(
-                request.scope, 404, str(error)
+            404: lambda request, error: error_response(
+                request.scope, 404, error.detail.replace("Not Found", "page not found")
             ),
             UserError: lambda request, error: error_response(
                 request.scope, 422, str(error)
             ),
-            404: lambda request, error: error_response(
-                request.scope, 404, "page not found"
-            ),
         },
     )
-
-
-class _NotFound(Exception):
-    pass
 
 
 async def _events(
@@ -227,6 +215,10 @@ def _event(name: str, content: dict[str, Any], number: int) -> str:
     return f"id: {number}\nevent: {name}\ndata: {json.dumps(content, allow_nan=False)}\n\n"
 
 
+def _rows(run: RunSnapshot, request: Request) -> dict[str, Any]:
+    return series.rows(run, _number(request, "from"), _number(request, "to"))
+
+
 def _number(request: Request, name: str) -> int:
     text = request.query_params.get(name, "")
     if not text.isdecimal():
@@ -237,7 +229,7 @@ def _number(request: Request, name: str) -> int:
 def _page_file(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in page_files():
-        raise _NotFound("page not found")
+        raise HTTPException(404)
     return _file(name)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedbudget.arrays import Float64, Int64
 from fedbudget.dashboard.run_reader import RunSnapshot
-from fedbudget.errors import UserError, key
+from fedbudget.errors import UserError
 from fedbudget.forecasts.curve import LEVEL
 from fedbudget.launch.method import build_method
 from fedbudget.resources import RESOURCES
@@ -25,7 +25,7 @@ from fedbudget.runs.explain import explain
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord, average_tau, json_value
 from fedbudget.runs.text import NAMES, format_metric, run_title
-from fedbudget.settings.settings import Settings
+from fedbudget.trackers.tracker import parameters
 
 MAX_ROUNDS = 1500
 """Rounds of a chart, about; never more than twice this number."""
@@ -54,7 +54,7 @@ def view(snapshot: RunSnapshot) -> dict[str, Any]:
     return {
         "name": snapshot.name,
         "title": run_title(run.settings),
-        "settings": _settings(run.settings),
+        "settings": {name: str(value) for name, value in parameters(run.settings).items()},
         "resources": [
             {"name": name, "unit": RESOURCES[name].unit, "limit": limit}
             for name, limit in run.settings.limits().limits.items()
@@ -150,21 +150,21 @@ def thinned(records: Sequence[RoundRecord], most: int = MAX_ROUNDS) -> list[Roun
     if len(records) <= most:
         return list(records)
     resource = next(iter(records[0].spent))
-    curves = [
-        _array([getattr(record, name) for record in records])
-        for name in ("tau", "loss", "rho", "beta", "delta")
+    values = [
+        [
+            *(getattr(each, name) for name in ("tau", "loss", "rho", "beta", "delta")),
+            each.c[resource],
+            each.b[resource],
+        ]
+        for each in records
     ]
-    curves += [
-        _array([getattr(record, name)[resource] for record in records])
-        for name in ("c", "b")
-    ]
+    curves = np.array(values, np.float64).T
     kept = {0, len(records) - 1}
     for curve in curves:
         kept |= _extremes(curve, most // (2 * len(curves)))
 
-    accuracy = _array(
-        [(record.metrics or {}).get("rmse", record.accuracy) for record in records]
-    )
+    figures = [(record.metrics or {}).get("rmse", record.accuracy) for record in records]
+    accuracy = np.array(figures, np.float64)
     evaluated = np.flatnonzero(~np.isnan(accuracy))
     if len(evaluated) <= most // 4:
         kept |= set(evaluated.tolist())
@@ -276,15 +276,6 @@ def _with_work(
     return {**nodes, "nodes": [with_updates(node) for node in nodes.get("nodes", [])]}
 
 
-def _settings(settings: Settings) -> dict[str, str]:
-    """Return the settings as in config.toml, without those that are not set."""
-    return {
-        key(name): ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        for name, value in vars(settings).items()
-        if value is not None
-    }
-
-
 def _seconds_left(rounds: Sequence[RoundRecord], name: str, left: float) -> float | None:
     if len(rounds) < 2:
         return None
@@ -297,10 +288,6 @@ def _seconds_left(rounds: Sequence[RoundRecord], name: str, left: float) -> floa
 
 def _value(value: Any) -> Any:
     return json_value(value) if isinstance(value, float) else value
-
-
-def _array(values: Sequence[float | None]) -> Float64:
-    return np.array(values, dtype=np.float64)
 
 
 def _extremes(values: Float64, buckets: int) -> set[int]:
@@ -351,6 +338,11 @@ def _accuracies(run: Run) -> list[float]:
     return [record.accuracy for record in run.rounds if record.accuracy is not None]
 
 
+def _rmses(run: Run) -> list[float]:
+    metrics = [record.metrics or {} for record in run.rounds]
+    return [each["rmse"] for each in metrics if "rmse" in each]
+
+
 def _work(run: Run) -> str:
     taus = _taus(run)
     so_far = "" if run.summary else " so far"
@@ -382,22 +374,15 @@ def _gain(run: Run) -> str:
     if loss is None:
         loss = run.rounds[-1].best_loss
     text = f"The loss went from {run.rounds[0].loss:.4g} to {loss:.4g}"
-    accuracies = _accuracies(run)
-    if accuracies:
+    errors = _rmses(run)
+    if accuracies := _accuracies(run):
         accuracy = summary.get("accuracy", accuracies[-1])
         if accuracy is not None:
             change = f"from {accuracies[0]:.1%} to {accuracy:.1%}"
             text += f", and accuracy on the test samples {change}"
-        return f"{text}."
-    errors = [
-        record.metrics["rmse"]
-        for record in run.rounds
-        if record.metrics and "rmse" in record.metrics
-    ]
-    if errors:
-        error = summary.get("metrics", {}).get("rmse", errors[-1])
+    elif errors:
         first = format_metric("rmse", errors[0])
-        last = format_metric("rmse", error)
+        last = format_metric("rmse", summary.get("metrics", {}).get("rmse", errors[-1]))
         text += f", and RMSE on the test samples from {first} to {last}"
     return f"{text}."
 
@@ -405,21 +390,16 @@ def _gain(run: Run) -> str:
 def _end(run: Run) -> str:
     summary = run.summary or {}
     by = summary.get("stopped_by")
-    if by is None:
-        return "It has not ended."
-    if by == "interrupted":
-        return "It was interrupted."
-    if by == "rounds":
-        return f"It ended after {len(run.rounds):,} rounds, as requested."
-    if by == "target":
-        until = summary.get("until", {})
-        reached = [target for target, is_reached in until.items() if is_reached]
-        return f"It ended because {_listed(reached or ['its target'])} was reached."
-    if by == "plateau":
-        return "It ended because it no longer improved."
-    if by == "callback":
-        return "It was ended by a callback."
-    return f"It ended because the budget for {by} was used up."
+    reached = [target for target, done in summary.get("until", {}).items() if done]
+    sentences = {
+        None: "It has not ended.",
+        "interrupted": "It was interrupted.",
+        "rounds": f"It ended after {len(run.rounds):,} rounds, as requested.",
+        "target": f"It ended because {_listed(reached or ['its target'])} was reached.",
+        "plateau": "It ended because it no longer improved.",
+        "callback": "It was ended by a callback.",
+    }
+    return sentences.get(by, f"It ended because the budget for {by} was used up.")
 
 
 def _fixed_tau(run: Run, others: Sequence[Run]) -> str:

@@ -6,16 +6,12 @@ KEY is a hash of everything that the figures depend on: the complete settings, t
 and the version of fedbudget. So an existing file is valid, whichever sweep wrote it. It
 does not contain the time or place of the run. A run that failed or was interrupted is not
 kept and is made again.
-
-`expected_seconds` estimates the duration of runs beforehand. The simulated costs give the
-number of local updates in a budget. One local update is timed on this machine.
 """
 
 import hashlib
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -23,20 +19,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from fedbudget import __version__, durable_files
-from fedbudget.data.dataset import Dataset
-from fedbudget.data.sampling import BatchIndices, Sampler
-from fedbudget.data.shards import Shards
 from fedbudget.errors import UserError, key
 from fedbudget.experiments.pool import unordered, unordered_on_ray
 from fedbudget.launch.execute import execute
-from fedbudget.launch.inputs import batch_of, load_dataset
+from fedbudget.launch.inputs import load_dataset
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.models.compiling import numba_if_installed
-from fedbudget.resources.kinds import SimulatedTime
 from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.settings import Settings
@@ -78,21 +68,21 @@ COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
 }
 """The fields of a `Result` or of its `RoundRecord`s that are kept."""
 
-_DURATION_SETTINGS = (
-    "method",
-    "partition",
-    "model",
-    "dataset",
-    "nodes",
-    "batch_size",
-    "budget",
-    "aggregation_factor",
-)
-"""The settings, other than τ, that determine the duration of a run."""
 
-_ADAPTIVE_TAU = 10  # assumed average of adaptive τ
-_ROUND_EVALUATION = 1 / 3  # cost of evaluating w^f once a round, in local updates
-_TIMED_SAMPLES = 200  # for timing an evaluation
+_DATA_SETTINGS = (
+    "dataset",
+    "data_dir",
+    "target",
+    "drop",
+    "categorical",
+    "impute",
+    "classes",
+    "standardise",
+    "test_share",
+)
+"""The settings that determine the samples of a dataset."""
+
+_dataset = lru_cache(maxsize=2)(load_dataset)  # neighbouring cells mostly use the same data
 
 
 @dataclass(frozen=True)
@@ -133,12 +123,11 @@ def attempt(
     A testbed is for measured costs. With a testbed, runs with simulated costs are made in
     process.
     """
-    over_network = engine == "network"
-    if testbed is not None and settings.costs != "measured":
-        over_network = False
+    make = run_in_process
+    if engine == "network" and (testbed is None or settings.costs == "measured"):
+        make = partial(_run_over_network, testbed=testbed)
     try:
-        result = _run_over_network(settings, testbed) if over_network else _run(settings)
-        return columns(uninterrupted(result), each)
+        return columns(make(settings), each)
     except UserError as error:
         return Failure(error.spelled(key))
     except Exception as error:
@@ -251,46 +240,17 @@ class CellStore:
 def made_ready(settings: Settings) -> Iterator[SimulatedRun]:
     """Prepare a run in one thread: parallel kernels would slow down parallel runs."""
     with _one_thread(numba_if_installed()):
-        dataset = _dataset(
-            settings.dataset, settings.data_dir, settings.target, settings.test_share
-        )
-        prepared = simulate(settings, Overrides(dataset=dataset))
+        of_data = Settings(**{name: getattr(settings, name) for name in _DATA_SETTINGS})
+        prepared = simulate(settings, Overrides(dataset=_dataset(of_data)))
         # A model that needs torch has imported it by now.
         with _one_thread(sys.modules.get("torch")):
             yield prepared
 
 
-def uninterrupted(result: Result) -> Result:
-    """Return the result, or raise KeyboardInterrupt if Ctrl-C ended the run."""
-    if result.stopped_by == "interrupted":
-        raise KeyboardInterrupt
-    return result
-
-
-def expected_seconds(cells: Sequence[Settings]) -> float:
-    """Return the total duration of runs; with measured costs, their total budget."""
-    known: dict[tuple[object, ...], tuple[SimulatedTime, float, float, float]] = {}
-    total = 0.0
-    for cell in cells:
-        kind = tuple(getattr(cell, name) for name in _DURATION_SETTINGS)
-        if kind not in known:
-            with made_ready(cell) as run:
-                budget = run.budget.limits["time"]
-                clock = run.meters.time
-                if not isinstance(clock, SimulatedTime):
-                    return len(cells) * budget
-                known[kind] = (clock, budget, _update_seconds(run), _final_seconds(run))
-        clock, budget, update, final = known[kind]
-        tau = cell.tau if isinstance(cell.tau, int) else _ADAPTIVE_TAU
-        estimates = cell.tau == "adaptive"  # they cost one more gradient
-        rounds = budget / (tau * clock.profile.step.mean + clock.profile.aggregation.mean)
-        total += rounds * (tau + estimates + _ROUND_EVALUATION) * update + final
-    return total
-
-
-def _run(settings: Settings) -> Result:
+def run_in_process(settings: Settings) -> Result:
+    """Make a run in one thread."""
     with made_ready(settings) as prepared:
-        return execute(prepared)
+        return uninterrupted(execute(prepared))
 
 
 def _run_over_network(settings: Settings, testbed: Testbed | None) -> Result:
@@ -299,17 +259,14 @@ def _run_over_network(settings: Settings, testbed: Testbed | None) -> Result:
 
     slowed = {} if testbed is None else asdict(testbed)
     with on_this_machine(settings, **slowed) as prepared:
-        return execute(prepared)
+        return uninterrupted(execute(prepared))
 
 
-@lru_cache(maxsize=2)
-def _dataset(
-    dataset: str, data_dir: str | None, target: str | None, test_share: float
-) -> Dataset:
-    """Load a dataset once for neighbouring cells, which mostly use the same data."""
-    return load_dataset(
-        Settings(dataset=dataset, data_dir=data_dir, target=target, test_share=test_share)
-    )
+def uninterrupted(result: Result) -> Result:
+    """Return the result, or raise KeyboardInterrupt if Ctrl-C ended the run."""
+    if result.stopped_by == "interrupted":
+        raise KeyboardInterrupt
+    return result
 
 
 @contextmanager
@@ -337,30 +294,3 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
-
-
-def _update_seconds(run: SimulatedRun) -> float:
-    """Time a local update at all nodes in turn, or at all samples in one place."""
-    shards = run.shards if run.aggregator is not None else Shards.whole(run.train)
-    w = run.model.initial(0)[None]
-    indices = Sampler(shards.size, batch_of(run.settings), 0).round(1)
-    return _quickest(lambda: run.model.descend(w, shards, indices, 0.0))
-
-
-def _final_seconds(run: SimulatedRun) -> float:
-    """Time the final evaluation of the loss on all samples."""
-    samples = min(_TIMED_SAMPLES, len(run.train))
-    some = Shards.of(run.train, [np.arange(samples)])
-    w = run.model.initial(0)[None]
-    timed = _quickest(lambda: run.model.losses(w, some, BatchIndices.whole(1)))
-    return timed * len(run.train) / samples
-
-
-def _quickest(work: Callable[[], object]) -> float:
-    """Return the shortest of three durations. The first includes compilation."""
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)

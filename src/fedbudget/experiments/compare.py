@@ -6,14 +6,11 @@ The regret is the cost of not knowing the best fixed τ beforehand.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 from fedbudget.errors import UserError
-from fedbudget.experiments.cells import uninterrupted
-from fedbudget.launch.execute import execute
-from fedbudget.launch.inputs import load_dataset
-from fedbudget.launch.prepared import Overrides
-from fedbudget.launch.simulate import simulate
+from fedbudget.experiments.cells import run_in_process
 from fedbudget.result import Result
 from fedbudget.settings.settings import Settings
 from fedbudget.settings.types import Tau
@@ -50,9 +47,9 @@ class MeanResult:
         """Return the means of some runs."""
         accuracies = [result.accuracy for result in results if result.accuracy is not None]
         return cls(
-            _mean([result.average_tau for result in results]),
-            _mean([result.loss for result in results]),
-            _mean(accuracies) if accuracies else None,
+            fmean(result.average_tau for result in results),
+            fmean(result.loss for result in results),
+            fmean(accuracies) if accuracies else None,
         )
 
 
@@ -115,7 +112,6 @@ def compare(
     if not (cases and taus and seeds):
         raise UserError("compare needs at least one case, one tau and one seed")
     require_losses(settings)
-    data = Overrides(dataset=load_dataset(settings))
     plain = replace(
         settings,
         method="paper",
@@ -130,8 +126,7 @@ def compare(
     for done, (case, tau, seed) in enumerate(grid, start=1):
         base = settings if tau == "adaptive" else plain
         variant = replace(base, partition=f"case:{case}", tau=tau, seed=seed)
-        result = uninterrupted(execute(simulate(variant, data)))
-        results.setdefault((case, tau), []).append(result)
+        results.setdefault((case, tau), []).append(run_in_process(variant))
         progress(done, len(grid))
     means = {key: MeanResult.mean(each) for key, each in results.items()}
     return [
@@ -151,7 +146,3 @@ def require_losses(settings: Settings) -> None:
             "runs are compared by their loss, which private runs do not report: leave "
             "privacy out of `budget`"
         )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

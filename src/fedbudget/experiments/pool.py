@@ -27,11 +27,6 @@ def check_jobs(jobs: int | None) -> None:
         raise UserError(f"jobs must be at least 1, not {jobs}")
 
 
-def workers(jobs: int | None, items: int) -> int:
-    """Return the number of items that are processed in parallel."""
-    return min(int(joblib.effective_n_jobs(jobs or -1)), items)
-
-
 def unordered(
     work: Callable[[Item], Output], items: Sequence[Item], *, jobs: int | None
 ) -> Generator[tuple[Item, Output], None, None]:
@@ -46,9 +41,8 @@ def unordered(
         return
     # With batches, an outcome would wait for the others of its batch, and be lost with
     # them.
-    parallel = joblib.Parallel(
-        n_jobs=workers(jobs, len(items)), return_as="generator_unordered", batch_size=1
-    )
+    processes = min(joblib.effective_n_jobs(jobs or -1), len(items))
+    parallel = joblib.Parallel(processes, return_as="generator_unordered", batch_size=1)
     with _ignored_interrupts(), _quiet_tracker():
         numbered = parallel(
             joblib.delayed(_numbered)(work, index, item) for index, item in enumerate(items)

@@ -15,7 +15,7 @@ report.md links to the pictures; report.html contains them.
 import base64
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
@@ -24,10 +24,9 @@ from pathlib import Path
 from fedbudget import __version__, durable_files
 from fedbudget.data.published import DatasetMissing
 from fedbudget.errors import UserError
-from fedbudget.experiments.cells import CellStore, Progress, expected_seconds
+from fedbudget.experiments.cells import Progress
 from fedbudget.experiments.figures import FIGURES
-from fedbudget.experiments.figures.figure import Claim, Figure, FigureTable, GridSize
-from fedbudget.experiments.pool import workers
+from fedbudget.experiments.figures.figure import Claim, Figure, GridSize, Table
 from fedbudget.experiments.sweep import RESULTS, read_rows
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.settings.settings import Settings
@@ -52,9 +51,6 @@ img { max-width: 100%; background: white; }
 .quote { padding-top: 1.2rem; font-weight: normal; font-style: italic; }
 """
 
-Expect = Callable[[int, float], None]
-"""Receives the number of runs to make and their expected duration in seconds."""
-
 
 @dataclass(frozen=True)
 class FigureResult:
@@ -72,7 +68,7 @@ class FigureResult:
     title: str
     made_of: str
     claims: tuple[Claim, ...]
-    table: FigureTable | None
+    table: Table | None
     picture: Path
 
 
@@ -126,24 +122,17 @@ def make(
     data_dir: str | None = None,
     jobs: int | None = None,
     progress: Progress = lambda done, of, failed: None,
-    expect: Expect = lambda runs, seconds: None,
 ) -> None:
     """Make the runs and the picture of a figure.
 
     Args:
       out: the folder of all figures.
-      expect: called before a figure that takes hours.
 
     Raises:
       DatasetMissing: the data are not on this machine.
     """
     settings, on = _data(figure, data_dir)
     folder = out / figure.name
-    if figure.long:
-        grid = figure.sweep(settings, size)
-        store = CellStore(folder, grid.each, figure.engine, grid.testbed)
-        if missing := store.missing(grid.cells):
-            expect(len(missing), expected_seconds(missing) / workers(jobs, len(missing)))
     rows = figure.make(settings, size, folder, jobs=jobs, progress=progress)
     errors = [row["error"] for row in rows if row["error"] is not None]
     if errors:
@@ -159,10 +148,16 @@ def make(
             picture.savefig(file, format=form)
 
 
-def read_figures(out: Path) -> list[FigureResult]:
-    """Return all figures in a folder, with their claims evaluated on the runs there."""
+def read_figures(
+    out: Path, figures: Iterable[Figure] = FIGURES.values()
+) -> list[FigureResult]:
+    """Return the figures in a folder, with their claims evaluated on the runs there.
+
+    Args:
+      figures: those to look for.
+    """
     results = []
-    for figure in FIGURES.values():
+    for figure in figures:
         folder = out / figure.name
         if (folder / _MADE).is_file() and (folder / RESULTS).is_file():
             rows = read_rows(folder / RESULTS)
@@ -190,19 +185,18 @@ def markdown(made: Sequence[FigureResult], out: Path) -> str:
     """Return the page, with links to pictures relative to `out`."""
     lines = [f"# {_TITLE}", "", _summary(made), "", "## Claims"]
     for quote, claims in _by_quote(made).items():
-        rows = [
-            (claim.text, claim.measured, _holds(claim), f"[{name}](#{name})")
-            for name, claim in claims
-        ]
-        lines += ["", f"> {quote}" if quote else _OWN_CLAIMS, ""]
-        lines += _markdown_table(("claim", "measured", "holds", "figure"), rows)
+        table = [("claim", "measured", "holds", "figure")]
+        for name, claim in claims:
+            link = f"[{name}](#{name})"
+            table.append((claim.text, claim.measured, _holds(claim), link))
+        lines += ["", f"> {quote}" if quote else _OWN_CLAIMS, "", *_markdown_table(table)]
     lines += ["", "## Figures"]
     for each in made:
         picture = Path(os.path.relpath(each.picture, out)).as_posix()
         lines += ["", f"### {each.name}", "", f"{each.title}: {each.made_of}."]
         lines += ["", f"![{each.title}]({picture})"]
         if each.table is not None:
-            lines += ["", *_markdown_table(each.table.head, each.table.rows)]
+            lines += ["", *_markdown_table(each.table)]
     return "\n".join([*lines, ""])
 
 
@@ -227,9 +221,10 @@ def html(made: Sequence[FigureResult]) -> str:
             f'<img alt="{title}" src="data:image/png;base64,{encoded}">'
         )
         if each.table is not None:
-            cells = [_html_row(row, "td") for row in each.table.rows]
-            head = f"<thead>{_html_row(each.table.head, 'th')}</thead>"
-            figures.append(f"<table>{head}<tbody>{''.join(cells)}</tbody></table>")
+            head, *body = each.table
+            cells = "".join(_html_row(row, "td") for row in body)
+            heading = f"<thead>{_html_row(head, 'th')}</thead>"
+            figures.append(f"<table>{heading}<tbody>{cells}</tbody></table>")
         figures.append("</section>")
     claims_head = _html_row(("claim", "measured", "figure", "holds"), "th")
     lines = [
@@ -287,7 +282,8 @@ def _holds(claim: Claim) -> str:
     return "yes" if claim.holds else "no"
 
 
-def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _markdown_table(table: Table) -> Iterator[str]:
+    head, *rows = table
     for cells in (head, ["---"] * len(head), *rows):
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

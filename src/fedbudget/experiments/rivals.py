@@ -12,21 +12,15 @@ runs, a rival is tuned in three steps:
 
 A run that fails, or has no finite loss, counts as an infinite loss.
 
-`times_to_loss` measures the time of a method to the final loss of another one, with the
-same seed. The run is made again with that loss on all training samples as its target
-(`until`), evaluated about a hundred times. If no evaluation reaches the target but the
-final loss does, the time is that of the whole run. The result is the median over seeds; a
-run that does not reach the target counts as infinite.
-
 Finished runs are kept (cells.py), so an interrupted comparison can be continued.
 """
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedbudget.errors import UserError
@@ -34,6 +28,7 @@ from fedbudget.experiments.cells import CellStore, Progress, made_ready
 from fedbudget.experiments.compare import PLAIN_UPDATE, require_losses
 from fedbudget.experiments.pool import check_jobs
 from fedbudget.launch.inputs import with_absolute_paths
+from fedbudget.runs.record import json_value
 from fedbudget.runs.text import task_title
 from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.settings import Settings
@@ -51,10 +46,10 @@ FINALISTS = 3
 """Number of best cells that are run with all seeds."""
 
 _EXPECTED_NEIGHBOURS = 20  # per rival, to estimate the number of runs
-_EVALUATIONS = 25  # a target multiplies them by four
 _SERIES = sorted(
     float(f"{digit}e{exponent}") for exponent in range(-9, 10) for digit in (1, 3)
 )
+_JSON_FIELDS = ("name", "knobs", "loss", "accuracy", "runs")
 _KNOB_NAMES = {
     "tau": "τ",
     "step_size": "η",
@@ -189,13 +184,8 @@ class TunedResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result without settings and single losses."""
-        return {
-            "name": self.name,
-            "knobs": dict(self.knobs),
-            "loss": _finite(self.loss),
-            "accuracy": self.accuracy,
-            "runs": self.runs,
-        }
+        values = {name: getattr(self, name) for name in _JSON_FIELDS}
+        return {**values, "loss": json_value(self.loss)}
 
 
 @dataclass(frozen=True)
@@ -219,7 +209,7 @@ class RivalComparison:
     def to_json(self) -> dict[str, Any]:
         """Return all results, with their ratios."""
         others = [
-            {**other.to_json(), "ratio": _finite(self.ratio(other))}
+            {**other.to_json(), "ratio": json_value(self.ratio(other))}
             for other in self.others
         ]
         return {"title": self.title, "own": self.own.to_json(), "others": others}
@@ -359,81 +349,8 @@ class _Runs:
         figures = [self._figures[each] for each in _with_seeds([cell], seeds)]
         losses = tuple(loss for loss, _ in figures)
         known = [accuracy for _, accuracy in figures if accuracy is not None]
-        accuracy = sum(known) / len(known) if known else None
-        loss = sum(losses) / len(losses)
-        return TunedResult(name, knobs, loss, accuracy, runs, cell, losses)
-
-
-@dataclass(frozen=True)
-class TimesToLoss:
-    """Times of two methods in seconds; None if the loss is not reached.
-
-    Args:
-      other: time of the other method to the final loss of the own method.
-      own: time of the own method to the final loss of the other method.
-    """
-
-    other: float | None
-    own: float | None
-
-
-def times_to_loss(
-    comparison: RivalComparison,
-    *,
-    folder: Path,
-    seeds: Sequence[int],
-    jobs: int | None = None,
-    progress: Progress = lambda done, of, failed: None,
-) -> dict[str, TimesToLoss]:
-    """Measure the times to each other's loss, of the own method and each of the others.
-
-    Args:
-      comparison: the result of `compare_rivals` with these seeds.
-      folder: finished runs are kept here.
-
-    Returns:
-      The times, by the name of the other method.
-    """
-    own = comparison.own
-    races = {
-        other.name: (_races(other, own, seeds), _races(own, other, seeds))
-        for other in comparison.others
-    }
-    store = CellStore(folder, "run")
-    cells = dict.fromkeys(chain(*chain(*races.values())))
-    store.make(list(cells), progress, jobs=jobs)
-    return {
-        name: TimesToLoss(*(_median(store, race, len(seeds)) for race in pair))
-        for name, pair in races.items()
-    }
-
-
-def _races(
-    method: TunedResult, goal: TunedResult, seeds: Sequence[int]
-) -> dict[Settings, bool]:
-    """Return the runs of a method until the finite losses of a goal.
-
-    The value is whether the method's own final loss reaches the goal.
-    """
-    assert method.cell is not None
-    runs = {}
-    for seed, own, loss in zip(seeds, method.losses, goal.losses, strict=True):
-        if math.isfinite(loss):
-            until = (f"loss={loss!r}",)
-            cell = replace(method.cell, seed=seed, until=until, evaluations=_EVALUATIONS)
-            runs[cell] = own <= loss
-    return runs
-
-
-def _median(store: CellStore, race: Mapping[Settings, bool], seeds: int) -> float | None:
-    """Return the median time over seeds."""
-    seconds = []
-    for cell, reached in race.items():
-        columns = store.read(cell) if cell in store else {}
-        if columns and (reached or columns["stopped_by"] == ["target"]):
-            seconds += columns["spent_time"]
-    never = [math.inf] * (seeds - len(seconds))
-    return _finite(statistics.median(seconds + never))
+        accuracy = fmean(known) if known else None
+        return TunedResult(name, knobs, fmean(losses), accuracy, runs, cell, losses)
 
 
 def _with_seeds(cells: Iterable[Settings], seeds: Sequence[int]) -> list[Settings]:
@@ -449,7 +366,3 @@ def _neighbours(value: float) -> list[float]:
     below = [each for each in _SERIES if each < value]
     above = [each for each in _SERIES if each > value]
     return [*below[-1:], *above[:1]]
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

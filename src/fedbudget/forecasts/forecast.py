@@ -16,11 +16,12 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from fedbudget.arrays import Float64
@@ -56,7 +57,8 @@ _FALL = AutoStep().fall  # fraction of a budget, at its end, over which η falls
 class _JsonRecord:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; infinity becomes null."""
-        return {name: _plain(value) for name, value in vars(self).items()}
+        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return values
 
 
 @dataclass(frozen=True)
@@ -181,19 +183,25 @@ def forecast(
             raise UserError(
                 f"`until`: {target.metric} cannot be forecast; use loss or accuracy"
             )
-    forecaster = _forecaster(run)
+    if isinstance(run, str | Path):
+        opened = Run.open(Path(run))
+        limits = opened.settings.limits().limits
+        forecaster = Forecaster(opened.rounds, limits, opened.summary)
+    else:
+        result = {"loss": run.loss, "accuracy": run.accuracy}
+        forecaster = Forecaster(run.rounds, run.budget, result)
     budgets = []
     if budget:
-        budgets = [Budget(forecaster.limits).extended(budget).limits]
+        budgets = [forecaster.at(Budget(forecaster.limits).extended(budget).limits)]
     elif not until:
         extensions = (0.0,) if forecaster.result is None else EXTENSIONS
-        budgets = [_extended(forecaster.limits, more) for more in extensions]
+        budgets = [forecaster.extended(more) for more in extensions]
     return ForecastReport(
         chance=LEVEL,
         limits=forecaster.limits,
         spent=forecaster.spent,
         **forecaster.now,
-        budgets=tuple(forecaster.at(each) for each in budgets),
+        budgets=tuple(budgets),
         targets=tuple(forecaster.cost(target.metric, target.value) for target in targets),
     )
 
@@ -211,7 +219,7 @@ def next_forecast(
       result: `loss` and `accuracy` of the result; None for an unfinished run.
     """
     more = 0.0 if result is None else EXTENSION_SHOWN
-    return Forecaster(records, limits, result).at(_extended(limits, more))
+    return Forecaster(records, limits, result).extended(more)
 
 
 class LatestForecast:
@@ -292,14 +300,19 @@ class Forecaster:
             for name, amount in self.spent.items()
         }
         ratio = spent[self._resource] / self.spent[self._resource]
-        figures: dict[str, Interval | None] = {}
+        figures: list[Interval | None] = []
         for figure in _FIGURES:
             ends = None
             if not self._obstacle(figure):
                 ends = self._interval(figure, np.array([ratio]))
-            figures[figure] = None if ends is None else _interval(ends[:, 0].tolist())
-        reason = "" if figures["loss"] else self._too_far(ratio)
-        return Forecast(limits, spent, figures["loss"], figures["accuracy"], reason)
+            figures.append(None if ends is None else _interval(ends[:, 0].tolist()))
+        loss, accuracy = figures
+        reason = "" if loss else self._too_far(ratio)
+        return Forecast(limits, spent, loss, accuracy, reason)
+
+    def extended(self, share: float) -> Forecast:
+        """Return the forecast for the run's budget and this share of it more."""
+        return self.at({name: limit * (1 + share) for name, limit in self.limits.items()})
 
     def cost(self, figure: str, value: float) -> TargetCost:
         """Return the cost of a target in every resource.
@@ -404,8 +417,7 @@ class Forecaster:
 
         τ grows meanwhile, so it is more than a half.
         """
-        spent = np.array([0.0, *(record.spent[self._resource] for record in self._records)])
-        work = np.array([each.eta * each.effective_tau for each in self._records])
+        spent = self._spending
         share = spent[:-1] / self.limits[self._resource]
         falling = share >= 1 - _FALL
         before = (share < 1 - _FALL) & (share >= 1 - 2 * _FALL)
@@ -413,7 +425,7 @@ class Forecaster:
             return 0.5
         costs = np.diff(spent)
         during, earlier = (
-            float(work[part].sum() / max(costs[part].sum(), 1e-300))
+            float(self._work[part].sum() / max(costs[part].sum(), 1e-300))
             for part in (falling, before)
         )
         return min(1.0, during / earlier) if earlier > 0 else 0.5
@@ -439,14 +451,24 @@ class Forecaster:
         return len({record.eta for record in self._records if record.tau > 0}) > 1
 
     @cached_property
+    def _spending(self) -> Float64:
+        """Spending at the start, and after each round."""
+        return np.array([0.0, *(each.spent[self._resource] for each in self._records)])
+
+    @cached_property
+    def _work(self) -> Float64:
+        """Work τη of each round."""
+        return np.array([each.eta * each.effective_tau for each in self._records])
+
+    @cached_property
     def _curves(self) -> dict[str, Curve]:
         """F(w^f) and the error rate on test samples, along work and spending."""
         records = self._records
-        limit = self.limits[self._resource]
-        spent = np.array([0.0, *(record.spent[self._resource] for record in records)])
-        steps = np.array([record.eta * record.effective_tau for record in records])
+        spent = self._spending
+        steps = self._work
         if self._eta_falls:
-            steps /= np.clip((1 - spent[:-1] / limit) / _FALL, 0.02, 1.0)
+            left = 1 - spent[:-1] / self.limits[self._resource]
+            steps = steps / np.clip(left / _FALL, 0.02, 1.0)
         axes = np.array([np.append(0.0, np.cumsum(steps)), spent])
         losses = np.array([record.best_loss for record in records])
         floor = 0.0 if losses.min() >= 0 else None
@@ -458,30 +480,7 @@ class Forecaster:
         return curves
 
 
-def _forecaster(run: str | Path | RunResult) -> Forecaster:
-    if isinstance(run, str | Path):
-        opened = Run.open(Path(run))
-        return Forecaster(opened.rounds, opened.settings.limits().limits, opened.summary)
-    return Forecaster(run.rounds, run.budget, {"loss": run.loss, "accuracy": run.accuracy})
-
-
-def _extended(limits: Mapping[str, float], share: float) -> dict[str, float]:
-    return {name: limit * (1 + share) for name, limit in limits.items()}
-
-
 def _interval(ends: Sequence[float]) -> Interval:
     """Return the interval of a low end, a median and a high end."""
     low, median, high = ends
     return Interval(median, low, high)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return json_value(value)
-    if is_dataclass(value):
-        return _plain(vars(value))
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return value

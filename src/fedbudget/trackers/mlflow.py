@@ -13,11 +13,15 @@ from typing import Any
 
 from fedbudget import __version__
 from fedbudget.runs.folder import CONFIG, MODEL, PLOT, SUMMARY
-from fedbudget.trackers.tracker import RunInfo, TimedRecord, final_metrics, round_metrics
+from fedbudget.trackers.tracker import (
+    RunInfo,
+    TimedRecord,
+    final_metrics,
+    parameters,
+    round_metrics,
+)
 
-# MLflow's limits for one request.
-_MAX_METRICS = 1000
-_MAX_PARAMETERS = 100
+_BATCH_SIZES = {"metrics": 1000, "params": 100}  # MLflow's limits for one request
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -59,23 +63,22 @@ class Mlflow:
             tags=tags,
         )
         self._run = created.info.run_id
-        parameters = [Param(name, str(value)) for name, value in run.parameters().items()]
-        for start in range(0, len(parameters), _MAX_PARAMETERS):
-            batch = parameters[start : start + _MAX_PARAMETERS]
-            self._client.log_batch(self._run, params=batch)
+        settings = parameters(run.settings).items()
+        self._log("params", [Param(name, str(value)) for name, value in settings])
 
     def rounds(self, records: Sequence[TimedRecord]) -> None:
         metrics = []
         for when, record in records:
             self._last_round = record.round
             metrics += _metrics(round_metrics(record), when, record.round)
-        self._log(metrics)
+        self._log("metrics", metrics)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if summary is None:
             self._client.set_terminated(self._run, "FAILED")
             return
-        self._log(_metrics(final_metrics(summary), time.time(), self._last_round))
+        metrics = _metrics(final_metrics(summary), time.time(), self._last_round)
+        self._log("metrics", metrics)
         self._client.set_tag(self._run, "fedbudget.stopped_by", summary["stopped_by"])
         for resource, source in summary["sources"].items():
             self._client.set_tag(self._run, f"fedbudget.source.{resource}", source)
@@ -85,10 +88,11 @@ class Mlflow:
                 self._client.log_artifact(self._run, str(file))
         self._client.set_terminated(self._run, _STATUS[summary["status"]])
 
-    def _log(self, metrics: list[Any]) -> None:
-        for start in range(0, len(metrics), _MAX_METRICS):
-            batch = metrics[start : start + _MAX_METRICS]
-            self._client.log_batch(self._run, metrics=batch)
+    def _log(self, kind: str, values: list[Any]) -> None:
+        size = _BATCH_SIZES[kind]
+        for start in range(0, len(values), size):
+            batch = values[start : start + size]
+            self._client.log_batch(self._run, **{kind: batch})
 
 
 def _metrics(values: Mapping[str, float], when: float, step: int) -> list[Any]:

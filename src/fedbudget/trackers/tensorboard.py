@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget.runs.folder import CONFIG, MODEL, PLOT, SUMMARY
-from fedbudget.trackers.tracker import RunInfo, TimedRecord, final_metrics, round_metrics
+from fedbudget.trackers.tracker import (
+    RunInfo,
+    TimedRecord,
+    final_metrics,
+    parameters,
+    round_metrics,
+)
 
 
 class TensorBoard:
@@ -33,12 +39,8 @@ class TensorBoard:
             old.unlink()
         self._folder = run.folder
         self._writer = event_file_writer.EventFileWriter(str(run.folder))
-        self._write(
-            0,
-            _hyperparameters(run),
-            _text("title", run.title),
-            _text("config", _code(run.folder / CONFIG)),
-        )
+        texts = (_text("title", run.title), _text("config", _code(run.folder / CONFIG)))
+        self._write(0, _hyperparameters(run), *texts)
 
     def rounds(self, records: Sequence[TimedRecord]) -> None:
         for when, record in records:
@@ -110,7 +112,7 @@ def _hyperparameters(run: RunInfo) -> Any:
     from tensorboard.plugins.hparams import plugin_data_pb2 as plugin
 
     start = plugin.SessionStartInfo(group_name=run.name, start_time_secs=run.began)
-    for name, value in run.parameters().items():
+    for name, value in parameters(run.settings).items():
         kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
         setattr(start.hparams[name], kind, value)
     content = plugin.HParamsPluginData(session_start_info=start)

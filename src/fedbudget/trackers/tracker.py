@@ -56,13 +56,14 @@ class RunInfo:
     def name(self) -> str:
         return self.folder.resolve().name
 
-    def parameters(self) -> dict[str, str | int | float | bool]:
-        """Return the settings that are set, by their names in config.toml."""
-        return {
-            key(name): ", ".join(map(str, value)) if isinstance(value, tuple) else value
-            for name, value in vars(self.settings).items()
-            if value is not None
-        }
+
+def parameters(settings: Settings) -> dict[str, str | int | float | bool]:
+    """Return the settings that are set, by their names in config.toml."""
+    return {
+        key(name): ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in vars(settings).items()
+        if value is not None
+    }
 
 
 class TimedRecord(NamedTuple):
@@ -155,12 +156,14 @@ def tracking(
     threads = [_TrackerThread(tracker, run, past) for tracker in trackers]
     ready_by = time.monotonic() + START_TIMEOUT
     for thread in threads:
+        thread.start()
+    for thread in threads:
         thread.ready.wait(max(0.0, ready_by - time.monotonic()))
+    group = TrackerGroup(threads)
     try:
-        yield TrackerGroup(threads)
+        yield group
     finally:
-        for thread in threads:
-            thread.finish(None)
+        group.finish(None)
         for thread in threads:
             thread.wait()
 
@@ -175,45 +178,38 @@ class TrackerGroup:
         """Pass a round to all trackers without waiting."""
         timed = TimedRecord(time.time(), record)
         for thread in self._threads:
-            thread.observe(timed)
+            if thread.is_alive():
+                thread.pending.append(timed)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Pass the summary to all trackers, after all files are in the run's folder."""
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        """Pass the summary to all trackers, after all files are in the run's folder.
+
+        Only the first call counts.
+        """
         for thread in self._threads:
-            thread.finish(summary)
+            if not thread.over.is_set():
+                thread.summary = summary
+                thread.over.set()
 
 
-class _TrackerThread:
+class _TrackerThread(threading.Thread):
     """One tracker, its thread, and the records that it has not received yet."""
 
     def __init__(self, tracker: Tracker, run: RunInfo, past: Sequence[TimedRecord]) -> None:
+        super().__init__(name=f"fedbudget-{tracker.name}", daemon=True)
+        self.pending = deque(past)
+        self.summary: Mapping[str, Any] | None = None
+        self.ready = threading.Event()
+        self.over = threading.Event()
         self._tracker = tracker
         self._run_info = run
-        self._pending = deque(past)
-        self._summary: Mapping[str, Any] | None = None
-        self.ready = threading.Event()
-        self._over = threading.Event()
         self._steps = 0
         self._given_up = False
-        self._thread = threading.Thread(
-            target=self._follow, name=f"fedbudget-{tracker.name}", daemon=True
-        )
-        self._thread.start()
-
-    def observe(self, timed: TimedRecord) -> None:
-        if self._thread.is_alive():
-            self._pending.append(timed)
-
-    def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """End the run for the tracker; only the first call counts."""
-        if not self._over.is_set():
-            self._summary = summary
-            self._over.set()
 
     def wait(self) -> None:
         """Wait until the tracker has finished, or makes no progress."""
         steps = -1
-        while self._thread.is_alive():
+        while self.is_alive():
             if self._steps == steps:
                 self._given_up = True
                 _log.warning(
@@ -221,23 +217,11 @@ class _TrackerThread:
                 )
                 return
             steps = self._steps
-            self._thread.join(STALL_TIMEOUT)
+            self.join(STALL_TIMEOUT)
 
-    def _follow(self) -> None:
+    def run(self) -> None:
         try:
-            self._tracker.start(self._run_info)
-            self._steps += 1
-            self.ready.set()
-            over = False
-            while not over:
-                # Read before the list: if the run is over now, the list is complete.
-                over = self._over.wait(_INTERVAL)
-                while self._pending:
-                    self._steps += 1
-                    size = min(_BATCH, len(self._pending))
-                    self._tracker.rounds([self._pending.popleft() for _ in range(size)])
-            self._steps += 1
-            self._tracker.finish(self._summary)
+            self._follow()
         except Exception as error:
             if not self._given_up:
                 text = " ".join(str(error).split()) or type(error).__name__
@@ -248,3 +232,18 @@ class _TrackerThread:
                 )
         finally:
             self.ready.set()
+
+    def _follow(self) -> None:
+        self._tracker.start(self._run_info)
+        self._steps += 1
+        self.ready.set()
+        over = False
+        while not over:
+            # Read before the list: if the run is over now, the list is complete.
+            over = self.over.wait(_INTERVAL)
+            while self.pending:
+                self._steps += 1
+                size = min(_BATCH, len(self.pending))
+                self._tracker.rounds([self.pending.popleft() for _ in range(size)])
+        self._steps += 1
+        self._tracker.finish(self.summary)

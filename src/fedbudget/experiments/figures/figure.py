@@ -40,6 +40,8 @@ Row = dict[str, Any]
 Rows = Sequence[Row]
 Points = tuple[Sequence[float], Sequence[float]]
 """The x and y of a line."""
+Table = Sequence[tuple[str, ...]]
+"""The numbers of a figure as text, the head first."""
 CaseLines = Callable[[int, str], Mapping[str, Points]]
 """The lines of a case and a column of results, by label."""
 
@@ -79,14 +81,6 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class FigureTable:
-    """The numbers of a figure, as text."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
 class Figure(ABC):
     """A figure of the paper, or an additional one.
 
@@ -116,7 +110,7 @@ class Figure(ABC):
     def claims(self, rows: Rows) -> list[Claim]:
         """Evaluate the claims on the rows."""
 
-    def table(self, rows: Rows) -> FigureTable | None:
+    def table(self, rows: Rows) -> Table | None:
         """Return the numbers as a table, if the figure has one."""
         return None
 
@@ -199,14 +193,6 @@ def distinct(rows: Rows, name: str) -> list[Any]:
     return list(dict.fromkeys(row[name] for row in rows if row[name] is not None))
 
 
-def grouped(rows: Rows, name: Callable[[Row], str]) -> dict[str, list[Row]]:
-    """Return the rows by name, in the order of the rows."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(name(row), []).append(row)
-    return groups
-
-
 def mean(rows: Rows, name: str) -> float:
     """Return the mean of a column without its missing values; NaN if there are none."""
     values = [row[name] for row in rows if row[name] is not None]
@@ -227,7 +213,7 @@ def by_fixed_tau(rows: Rows, case: int, name: str) -> dict[str, float]:
 
 
 class CaseLosses:
-    """Losses of one task in one case: of fixed τ, of the paper's method, and of frugal.
+    """Losses of one task in one case: of fixed τ, and of the paper's method.
 
     Args:
       name: the column. An accuracy counts as a negative loss.
@@ -237,18 +223,22 @@ class CaseLosses:
         sign = -1 if name == "accuracy" else 1
         fixed = by_fixed_tau(rows, case, name)
         losses = {tau: sign * value for tau, value in fixed.items()}
-        adaptive = where(rows, case=case, tau="adaptive")
+        adaptive = where(rows, case=case, tau="adaptive", method="paper")
         self.case = case
         self.best_tau = min(losses, key=losses.__getitem__)
         self.best = losses[self.best_tau]
         self.worst = max(losses.values())
-        self.paper = sign * mean(where(adaptive, method="paper"), name)
-        self.frugal = sign * mean(where(adaptive, method="frugal"), name)
+        self.paper = sign * mean(adaptive, name)
 
     def regret(self, loss: float) -> float:
         """Return the regret: 0 equals the best fixed τ, 1 equals the worst."""
         spread = self.worst - self.best
         return (loss - self.best) / spread if spread > 0 else 0.0
+
+
+def case_losses(rows: Rows, name: str = "loss") -> list[CaseLosses]:
+    """Return the losses of one task in each case."""
+    return [CaseLosses(rows, case, name) for case in CASES]
 
 
 def listed(values: Iterable[Any], form: str = "") -> str:
@@ -287,22 +277,6 @@ def picture(width: float, height: float) -> Picture:
     return Picture(figsize=(width, height), layout="constrained", dpi=120)
 
 
-def draw_tasks(
-    by_task: Mapping[str, Rows], panel: Callable[[Axes, Rows], None], columns: int = 4
-) -> Picture:
-    """Draw a panel for each task."""
-    columns = min(columns, len(by_task))
-    lines = -(-len(by_task) // columns)
-    drawn = picture(3.3 * columns + 0.6, 3.1 * lines + 0.4)
-    axes = drawn.subplots(lines, columns, squeeze=False).ravel()
-    for axis in axes[len(by_task) :]:
-        axis.remove()
-    for axis, (task, rows) in zip(axes, by_task.items(), strict=False):
-        axis.set_title(task, fontsize="medium")
-        panel(axis, rows)
-    return drawn
-
-
 def draw_cases(
     axes: Iterable[Iterable[Axes]],
     x_label: str,
@@ -336,12 +310,10 @@ def draw_cases(
 
 
 def case_line(
-    axis: Axes, case: int, x: Sequence[float], y: Sequence[float], *, markers: bool = True
+    axis: Axes, case: int, x: Sequence[float], y: Sequence[float], **changed: Any
 ) -> None:
-    """Draw a line in the style of its case."""
-    style = case_style(case)
-    if not markers:
-        style["marker"] = None
+    """Draw a line in the style of its case, with some changes."""
+    style = {**case_style(case), **changed}
     axis.plot(x, y, linestyle=LINES[case], label=f"Case {case}", **style)
 
 

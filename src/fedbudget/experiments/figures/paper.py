@@ -7,7 +7,7 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
@@ -25,7 +25,6 @@ from fedbudget.experiments.figures.figure import (
     FEW_TAUS,
     TAU,
     TAUS,
-    CaseLosses,
     Claim,
     Figure,
     GridSize,
@@ -33,6 +32,7 @@ from fedbudget.experiments.figures.figure import (
     Rows,
     by_fixed_tau,
     case_line,
+    case_losses,
     distinct,
     draw_cases,
     finish,
@@ -69,6 +69,12 @@ _FEW_PHI = (0.0025, 0.025, 0.25)
 _REFERENCE_PHI = 0.025  # the order of cases is compared with the one at this φ
 _LINEAR = 0.9  # smallest R² that counts as about linear
 _CONSTANT = 0.05  # largest range of τ*, relative to its mean, that counts as constant
+_NEAR_QUOTES = {
+    "loss": "We see that the proposed approach performs close to the optimal point for all "
+    "cases and all models",
+    "accuracy": "Our proposed solution (represented by a single marker for each case) "
+    "gives an average τ and loss/accuracy that is close to the optimum in all cases.",
+}
 _MUCH = 0.5  # largest power of φ, between neighbouring φ, that counts as not much
 
 
@@ -101,32 +107,25 @@ class LossAgainstTau(Figure):
         axes = drawn.subplots(1, len(labels), squeeze=False)[0]
         for axis, (name, label) in zip(axes, labels.items(), strict=True):
             _draw_taus(axis, rows, name)
-            log_scale(axis, (1, 3, 10, 30, 100))
+            log_scale(axis, FEW_TAUS)
             x_label = "τ (fixed), or average τ* weighted by updates (adaptive)"
             finish(axis, x_label, label, legend=name == "loss")
         return drawn
 
     def claims(self, rows: Rows) -> list[Claim]:
-        cases = [CaseLosses(rows, case) for case in CASES]
-        claims = [
-            self._near(
-                cases,
-                "loss",
-                "We see that the proposed approach performs close to the optimal point for "
-                "all cases and all models",
-            )
-        ]
-        if distinct(rows, "accuracy"):
-            accuracies = [CaseLosses(rows, case, "accuracy") for case in CASES]
-            claims.append(
-                self._near(
-                    accuracies,
-                    "accuracy",
-                    "Our proposed solution (represented by a single marker for each case) "
-                    "gives an average τ and loss/accuracy that is close to the optimum in "
-                    "all cases.",
+        claims = []
+        for name, quote in _NEAR_QUOTES.items():
+            if distinct(rows, name):
+                regrets = [each.regret(each.paper) for each in case_losses(rows, name)]
+                claims.append(
+                    self.claim(
+                        f"adaptive τ's {name} is near the best fixed τ's in all cases",
+                        f"regret {in_cases(regrets, '.3f')}; up to {NEAR} counts as near",
+                        max(regrets) <= NEAR,
+                        quote,
+                    )
                 )
-            )
+        cases = case_losses(rows)
         best = [each.best_tau for each in cases]
         claims.append(
             self.claim(
@@ -168,15 +167,6 @@ class LossAgainstTau(Figure):
             )
         return claims
 
-    def _near(self, cases: Sequence[CaseLosses], what: str, quote: str) -> Claim:
-        regrets = [each.regret(each.paper) for each in cases]
-        return self.claim(
-            f"adaptive τ's {what} is near the best fixed τ's in all cases",
-            f"regret {in_cases(regrets, '.3f')}; up to {NEAR} counts as near",
-            max(regrets) <= NEAR,
-            quote,
-        )
-
 
 def _draw_taus(axis: Axes, rows: Rows, name: str) -> None:
     for case in CASES:
@@ -206,35 +196,6 @@ class Trend:
     quote: str
 
 
-@dataclass(frozen=True)
-class VariedSetting:
-    """A setting that varies.
-
-    Args:
-      setting: its name in the settings.
-      label: of the axis, with its unit.
-      values, few: values of the full and of the small grid.
-      quote: the paper's comparison of adaptive and fixed τ.
-      number: converts a value of the results to a number.
-      log: whether the axis is logarithmic.
-      better: the paper's claim is "better in (almost) all cases" instead of "better than or
-        similar to ... in all cases".
-      trend: the paper's claim about τ*, if any.
-      falls_at_last: the paper's words for a τ* that falls at the largest value, if any.
-    """
-
-    setting: str
-    label: str
-    values: Sequence[Any]
-    few: Sequence[Any]
-    quote: str
-    number: Callable[[Any], float] = float
-    log: bool = True
-    better: bool = False
-    trend: Trend | None = None
-    falls_at_last: str = ""
-
-
 def seconds(budget: str) -> float:
     """Return a budget of time in seconds.
 
@@ -244,75 +205,44 @@ def seconds(budget: str) -> float:
     return Budget.parse((budget,)).limits["time"]
 
 
-def budgets(*lengths: int) -> list[list[str]]:
-    """Return budgets of time for a grid, from seconds."""
-    return [[f"time={length}s"] for length in lengths]
-
-
-NODES = VariedSetting(
-    "nodes",
-    "number of nodes",
-    (5, 10, 20, 50, 100, 200, 500),
-    (5, 50, 500),
-    "Our proposed approach performs better than or similar to the fixed τ=10 baseline in "
-    "all cases",
-)
-AGGREGATION = VariedSetting(
-    "aggregation_factor",
-    "time of an aggregation, times that of the prototype",
-    (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
-    (0.1, 1.0, 10.0),
-    "Comparing to the fixed τ=10 baseline, the proposed algorithm performs better in "
-    "(almost) all cases.",
-    better=True,
-    trend=Trend(
-        1,
-        CASES,
-        "τ* grows with the time of an aggregation",
-        "We can see that as one would intuitively expect, a larger global aggregation time "
-        "generally results in a larger τ* for the proposed algorithm",
-    ),
-    falls_at_last="The fact that τ* slightly decreases when the adjustment factor is large "
-    "is because in this case, the global aggregation time is so large that only a few "
-    "rounds of global aggregation can be performed before reaching the resource budget",
-)
-BUDGET = VariedSetting(
-    "budget",
-    "budget (s)",
-    budgets(5, 10, 15, 20, 30, 45, 60),
-    budgets(5, 15, 45),
-    "We also see that the proposed algorithm performs better than or similar to the fixed "
-    "τ=10 baseline in all cases.",
-    number=seconds,
-    log=False,
-    trend=Trend(
-        -1,
-        (1, 2, 4),
-        "τ* falls as the budget grows, except in Case 3",
-        "We see that except for Case 3 where all nodes have the same dataset, the value of "
-        "τ* of the proposed algorithm decreases with the total time budget.",
-    ),
-)
-
-
 @dataclass(frozen=True)
 class Varying(Figure):
-    """Adaptive τ and τ = 10 in one task while one setting varies."""
+    """Adaptive τ and τ = 10 in one task while one setting varies.
 
-    varied: VariedSetting
+    Args:
+      setting: its name in the settings.
+      label: of the axis, with its unit.
+      values, few: values of the full and of the small grid.
+      quote: the paper's comparison of adaptive and fixed τ.
+      log: whether the axis is logarithmic.
+      better: the paper's claim is "better in (almost) all cases" instead of "better than or
+        similar to ... in all cases".
+      trend: the paper's claim about τ*, if any.
+      falls_at_last: the paper's words for a τ* that falls at the largest value, if any.
+    """
+
+    setting: str
+    label: str
+    values: list[Any]
+    few: list[Any]
+    quote: str
+    log: bool = True
+    better: bool = False
+    trend: Trend | None = None
+    falls_at_last: str = ""
 
     def runs(self, base: Settings, size: GridSize) -> Sweep:
-        values = size.choose(self.varied.values, self.varied.few)
-        grid = {"case": CASES, self.varied.setting: values, "tau": ["adaptive", FIXED]}
+        values = size.choose(self.values, self.few)
+        grid = {"case": CASES, self.setting: values, "tau": ["adaptive", FIXED]}
         return Sweep.of(base, {**grid, "seeds": size.runs})
 
     def draw(self, rows: Rows) -> Picture:
-        x = list(map(self.varied.number, distinct(rows, self.varied.setting)))
+        x = self._positions(rows)
         drawn = picture(13, 5.2)
         panels = drawn.subplot_mosaic("T1234;TABCD", width_ratios=[1.5, 1, 1, 1, 1])
         for case in CASES:
             case_line(panels["T"], case, x, self._taus(rows, case))
-        finish(panels["T"], self.varied.label, TAU, legend=True)
+        finish(panels["T"], self.label, TAU, legend=True)
 
         def lines(case: int, name: str) -> dict[str, Points]:
             fixed = self._means(rows, name, case=case, tau=str(FIXED))
@@ -320,25 +250,24 @@ class Varying(Figure):
             return {f"τ = {FIXED}": (x, fixed), "adaptive τ": (x, own)}
 
         axes = [[panels[letter] for letter in line] for line in ("1234", "ABCD")]
-        x_label = self.varied.label.partition(",")[0]
+        x_label = self.label.partition(",")[0]
         draw_cases(axes, x_label, {"loss": "loss", "accuracy": "accuracy"}, lines)
-        if self.varied.log:
+        if self.log:
             for letter, axis in panels.items():
                 log_scale(axis, x if letter == "T" else x[::3])
         return drawn
 
     def claims(self, rows: Rows) -> list[Claim]:
-        varied = self.varied
-        values = distinct(rows, varied.setting)
+        values = distinct(rows, self.setting)
         taus = {case: self._taus(rows, case) for case in CASES}
         claims = [self._comparison(rows, values)]
-        if (trend := varied.trend) is not None:
-            x = list(map(varied.number, values))
+        if (trend := self.trend) is not None:
+            x = self._positions(rows)
             trends = {case: rank_correlation(x, taus[case]) for case in trend.cases}
             measured = f"rank correlation {per_case(trends, '+.2f')}"
             holds = all(trend.sign * value >= TREND for value in trends.values())
             claims.append(self.claim(trend.claim, measured, holds, trend.quote))
-        if varied.falls_at_last:
+        if self.falls_at_last:
             ends = {case: (max(each[:-1]), each[-1]) for case, each in taus.items()}
             texts = {case: f"{top:.1f} to {end:.1f}" for case, (top, end) in ends.items()}
             claims.append(
@@ -347,7 +276,7 @@ class Varying(Figure):
                     f"τ* from its largest before to that at {values[-1]}: "
                     f"{per_case(texts)}",
                     all(end < top for top, end in ends.values()),
-                    varied.falls_at_last,
+                    self.falls_at_last,
                 )
             )
         return claims
@@ -356,26 +285,26 @@ class Varying(Figure):
         """Compare the loss of adaptive and fixed τ in every setting."""
         excess = {}
         for case, value in product(CASES, values):
-            here = where(rows, case=case, **{self.varied.setting: value})
+            here = where(rows, case=case, **{self.setting: value})
             own, fixed = means(here, "tau", ("adaptive", str(FIXED)), "loss")
             excess[case, value] = own / fixed - 1
         (case, value), worst = max(excess.items(), key=lambda item: item[1])
         at_worst = f"at worst {worst:+.1%}, in Case {case} at {value}"
         better = sum(share < 0 for share in excess.values())
         lower = f"loss lower in {better} of {len(excess)} settings"
-        if self.varied.better:
+        if self.better:
             return self.claim(
                 f"better than τ = {FIXED} in almost all settings",
                 f"{lower}; {at_worst}",
                 better >= ALMOST_ALL * len(excess),
-                self.varied.quote,
+                self.quote,
             )
         similar = sum(share <= SIMILAR for share in excess.values())
         return self.claim(
             f"better than or similar to τ = {FIXED} in all settings",
             f"{lower}, and at most {SIMILAR:.0%} higher in {similar}; {at_worst}",
             similar == len(excess),
-            self.varied.quote,
+            self.quote,
         )
 
     def _taus(self, rows: Rows, case: int) -> list[float]:
@@ -383,8 +312,13 @@ class Varying(Figure):
 
     def _means(self, rows: Rows, name: str, **values: Any) -> list[float]:
         """Return the means of a column over rows with these values, for each setting."""
-        setting = self.varied.setting
+        setting = self.setting
         return means(where(rows, **values), setting, distinct(rows, setting), name)
+
+    def _positions(self, rows: Rows) -> list[float]:
+        """Return the values of the setting as numbers."""
+        values = distinct(rows, self.setting)
+        return [seconds(each) if isinstance(each, str) else float(each) for each in values]
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:

@@ -6,22 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import rivals as rivals_figure
+from benchmarks.rivals import (
+    FIGURES,
+    Rivals,
+    TimesToLoss,
+    own_and_best,
+    times_to_loss,
+)
 
 import fedbudget
 from fedbudget import data
 from fedbudget.experiments import cells, reproduce
 from fedbudget.experiments.cells import Columns, Failure
-from fedbudget.experiments.figures import FIGURES
-from fedbudget.experiments.figures import rivals as rivals_figure
 from fedbudget.experiments.figures.figure import Claim, GridSize, Row, Rows, where
-from fedbudget.experiments.figures.rivals import Rivals, own_and_best
 from fedbudget.experiments.rivals import (
     Rival,
     RivalComparison,
-    TimesToLoss,
     TunedResult,
     published_rivals,
-    times_to_loss,
 )
 from fedbudget.settings.settings import Settings
 
@@ -37,6 +40,9 @@ ONE = Rival("FedAvg", {}, {"tau": (3,), "step_size": (0.3,)})
 class ShortRivals(Rivals):
     """One task, and one rival with one cell and no further search."""
 
+    def settings(self, data_dir: str | None) -> list[Settings]:
+        return [Settings(**SHORT, evaluations=1)]
+
     def rivals(self, size: GridSize) -> Sequence[Rival]:
         return [ONE]
 
@@ -46,9 +52,7 @@ class ShortRivals(Rivals):
 
 @pytest.fixture(scope="module")
 def reproduction(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
-    figure = ShortRivals(
-        "rivals", "Rivals", ("digits",), long=True, settings_of={"digits": SHORT}
-    )
+    figure = ShortRivals("rivals", "Rivals", ("digits",), long=True)
     out = tmp_path_factory.mktemp("reproduction")
     reproduce.make(figure, out, GridSize(2), jobs=1)
     rows = figure.make(
@@ -96,17 +100,17 @@ def test_times_equal_separate_runs(reproduction: tuple[Path, Rows]) -> None:
 
 def test_page_has_table_and_claims(reproduction: tuple[Path, Rows]) -> None:
     out, _ = reproduction
-    (result,) = reproduce.read_figures(out)
+    (result,) = reproduce.read_figures(out, FIGURES.values())
     assert (
         result.made_of
         == "mean of 2 runs of each method at its best, tuned over full grids, on digits"
     )
     assert result.table is not None
-    assert [row[:2] for row in result.table.rows] == [
+    assert [row[:2] for row in result.table[1:]] == [
         ("digits", name) for name in ("default", "paper", "FedAvg")
     ]
-    assert result.table.rows[2][5] == "never"
-    assert result.table.rows[2][6].endswith("% of the budget")
+    assert result.table[3][5] == "never"
+    assert result.table[3][6].endswith("% of the budget")
     assert [claim.holds for claim in result.claims] == [True, True]
     assert result.picture.stat().st_size > 1000
 
@@ -119,9 +123,7 @@ def test_finished_runs_are_reused(
 
     monkeypatch.setattr(cells, "attempt", attempt)
     out, before = reproduction
-    figure = ShortRivals(
-        "rivals", "Rivals", ("digits",), long=True, settings_of={"digits": SHORT}
-    )
+    figure = ShortRivals("rivals", "Rivals", ("digits",), long=True)
     assert (
         figure.make(
             figure.settings(None),
@@ -239,7 +241,7 @@ class TestTasks:
         rows = [{**row, "task": task} for row in rows_of(default=1.0, SCAFFOLD=2.0)]
         table = FIGURES["niid-bench"].table(rows)
         assert table is not None
-        assert [row[4] for row in table.rows] == ["", "33.8 ± 41.2"]
+        assert [row[4] for row in table[1:]] == ["", "33.8 ± 41.2"]
 
     def test_minimum_number_of_runs(self) -> None:
         figure = FIGURES["rivals"]

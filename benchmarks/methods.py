@@ -1,13 +1,17 @@
-"""Beyond the paper: its method and frugal in many tasks.
+"""`python -m benchmarks methods`: figures of the paper's method and frugal in many tasks.
 
-- `Methods`: both methods and the best fixed τ, in all cases, all with the paper's η. Fixed
+    python -m benchmarks methods methods no-knobs one-phi --runs 5
+
+- `methods`: both methods and the best fixed τ, in all cases, all with the paper's η. Fixed
   τ uses plain averaging. Uniform data (Case 1) cause no drift, so the paper's method there
   is the reference for the other cases.
-- `NoKnobs`: the same, with the automatic step size for frugal.
-- `OnePhi`: the influence of the control parameter φ on both methods.
+- `no-knobs`: the same, with the automatic step size for frugal.
+- `one-phi`: the influence of the control parameter φ on both methods.
+
+Pictures, runs and a report are written as by `fedbudget reproduce`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
+from benchmarks.task_figures import draw_tasks, grouped, make
 from fedbudget.experiments.figures.figure import (
     BASELINE,
     CASES,
@@ -24,17 +29,16 @@ from fedbudget.experiments.figures.figure import (
     CaseLosses,
     Claim,
     Figure,
-    FigureTable,
     GridSize,
     Row,
     Rows,
+    Table,
     case_style,
-    draw_tasks,
     finish,
-    grouped,
     in_cases,
     joined,
     listed,
+    mean,
     means,
     where,
 )
@@ -56,10 +60,28 @@ FEW = 0.05
 _ETA = 0.01  # the paper's
 _DRIFTING = ("svm", "softmax", "mlp")  # models for which frugal gains in Cases 2 and 4
 _SLOW = ("softmax", "mlp", "kmeans")  # models for which the paper's η is too small
+_HEAD: tuple[str, ...] = (
+    "task",
+    "case",
+    "best fixed τ",
+    "paper",
+    "frugal",
+    "regret, paper",
+    "regret, frugal",
+)
 _PHI = (0.00025, 0.0025, 0.025, 0.25)
 _DEFAULT_PHI = 0.0025
 _PHI_CASES = (1, 2, 4)  # in Case 3 nodes have equal data, so φ has no effect
 _DASHES: dict[str, Literal[":", "-"]] = {"paper": ":", "frugal": "-"}
+
+
+class MethodLosses(CaseLosses):
+    """Losses of one task in one case, also those of frugal."""
+
+    def __init__(self, rows: Rows, case: int) -> None:
+        super().__init__(rows, case)
+        frugal = where(rows, case=case, tau="adaptive", method="frugal")
+        self.frugal = mean(frugal, "loss")
 
 
 class Methods(Figure):
@@ -89,7 +111,7 @@ class Methods(Figure):
         return claims
 
     def task_claims(
-        self, task: str, first: Row, cases: Sequence[CaseLosses]
+        self, task: str, first: Row, cases: Sequence[MethodLosses]
     ) -> Iterator[Claim]:
         """Yield the claims about one task.
 
@@ -127,9 +149,8 @@ class Methods(Figure):
                 max(shares) <= GAP,
             )
 
-    def table(self, rows: Rows) -> FigureTable:
-        head = ("task", "case", "best fixed τ", "paper", "frugal")
-        lines = []
+    def table(self, rows: Rows) -> Table:
+        lines = [_HEAD]
         for task, own in grouped(rows, _task).items():
             for cell in _cases(own):
                 best = f"{cell.best:.4f} (τ={cell.best_tau})"
@@ -137,7 +158,7 @@ class Methods(Figure):
                 losses = [f"{loss:.4f}" for loss in both]
                 regrets = [f"{cell.regret(loss):+.3f}" for loss in both]
                 lines.append((task, str(cell.case), best, *losses, *regrets))
-        return FigureTable((*head, "regret, paper", "regret, frugal"), tuple(lines))
+        return lines
 
 
 class NoKnobs(Methods):
@@ -146,7 +167,7 @@ class NoKnobs(Methods):
     frugal_eta = "auto"
 
     def task_claims(
-        self, task: str, first: Row, cases: Sequence[CaseLosses]
+        self, task: str, first: Row, cases: Sequence[MethodLosses]
     ) -> Iterator[Claim]:
         behind = _behind(cases)
         yield Claim(
@@ -201,14 +222,14 @@ class OnePhi(Figure):
             )
         return claims
 
-    def table(self, rows: Rows) -> FigureTable:
+    def table(self, rows: Rows) -> Table:
         columns = (f"{method}, φ = {phi:g}" for method in _DASHES for phi in _PHI)
-        lines = []
+        lines = [("task", "case", *columns)]
         for task, own in grouped(rows, _task).items():
             for case in _phi_cases(own):
                 losses = (loss for method in _DASHES for loss in _losses(own, method, case))
                 lines.append((task, str(case), *(f"{loss:.4f}" for loss in losses)))
-        return FigureTable(("task", "case", *columns), tuple(lines))
+        return lines
 
 
 def _task_columns(base: Settings) -> dict[str, Sequence[Any]]:
@@ -223,11 +244,11 @@ def _task(row: Row) -> str:
     return f"{row['model']}, {row['dataset']}{whole}"
 
 
-def _cases(rows: Rows) -> list[CaseLosses]:
-    return [CaseLosses(rows, case) for case in CASES]
+def _cases(rows: Rows) -> list[MethodLosses]:
+    return [MethodLosses(rows, case) for case in CASES]
 
 
-def _behind(cases: Sequence[CaseLosses]) -> list[float]:
+def _behind(cases: Sequence[MethodLosses]) -> list[float]:
     """Return the regret of frugal minus that of the paper's method, in each case."""
     return [each.regret(each.frugal) - each.regret(each.paper) for each in cases]
 
@@ -262,3 +283,30 @@ def _losses(rows: Rows, method: str, case: int) -> list[float]:
 
 def _phi_cases(rows: Rows) -> list[int]:
     return [case for case in _PHI_CASES if where(rows, case=case)]
+
+
+_TASKS = (
+    "svm-digits",
+    "softmax-digits",
+    "mlp-digits",
+    "svm-sgd-mnist",
+    "svm-dgd-mnist",
+    "linear-energy",
+    "kmeans-user-knowledge",
+)
+FIGURES: Mapping[str, Figure] = {
+    "methods": Methods("methods", "The paper's method and frugal", _TASKS),
+    "no-knobs": NoKnobs(
+        "no-knobs", "The paper's method, and frugal with a step size of its own", _TASKS
+    ),
+    "one-phi": OnePhi(
+        "one-phi",
+        "The control parameter φ, with the paper's method and with frugal",
+        _TASKS,
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make figures and their report."""
+    make(FIGURES, "methods", arguments)

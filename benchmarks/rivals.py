@@ -1,10 +1,18 @@
-"""Beyond the paper: the untuned default against published methods tuned in hindsight.
+"""`python -m benchmarks rivals`: the untuned default against methods tuned in hindsight.
+
+    python -m benchmarks rivals rivals more-rivals --quick
 
 A row is one method on one task: its final loss, the mean over seeds, and its time to the
 default's loss. The tasks are in rivals.toml.
 
 `runs` contains the cells of the grids, which are known beforehand, but not the neighbours
-that are tried later (experiments/rivals.py). So the expected duration is a lower bound.
+that are tried later (experiments/rivals.py).
+
+`times_to_loss` measures the time of a method to the final loss of another one, with the
+same seed. The run is made again with that loss on all training samples as its target
+(`until`), evaluated about a hundred times. If no evaluation reaches the target but the
+final loss does, the time is that of the whole run. The result is the median over seeds; a
+run that does not reach the target counts as infinite.
 
 `NiidBench` uses settings of NIID-Bench (Li et al., *Federated Learning on Non-IID Data
 Silos*, ICDE 2022). Ten nodes share MNIST or Fashion-MNIST by Dirichlet(0.5), or have 1, 2
@@ -14,8 +22,10 @@ time and are tuned for it. So the published accuracies show which settings are h
 which method; they are no target."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -24,31 +34,31 @@ import pyarrow
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from fedbudget.experiments.cells import Progress
+from benchmarks.task_figures import draw_tasks, grouped, make
+from fedbudget.experiments.cells import CellStore, Progress
 from fedbudget.experiments.figures.figure import (
     BASELINE,
     COLOURS,
     Claim,
     Figure,
-    FigureTable,
     GridSize,
     Row,
     Rows,
-    draw_tasks,
+    Table,
     finish,
-    grouped,
     runs_text,
     where,
 )
 from fedbudget.experiments.rivals import (
     CLIMBS,
     Rival,
-    TimesToLoss,
+    RivalComparison,
+    TunedResult,
     compare_rivals,
     published_rivals,
-    times_to_loss,
 )
 from fedbudget.experiments.sweep import RESULTS, Sweep, write
+from fedbudget.runs.record import json_value
 from fedbudget.settings.option import read_toml
 from fedbudget.settings.settings import Settings, read_settings
 
@@ -56,19 +66,24 @@ BEHIND = 1.05
 """Largest ratio of the default's loss to that of the best rival."""
 
 _OWN = "default"
-_SCHEMA = pyarrow.schema(
-    {
-        "task": pyarrow.string(),
-        "method": pyarrow.string(),
-        "loss": pyarrow.float64(),
-        "accuracy": pyarrow.float64(),
-        "knobs": pyarrow.string(),
-        "tuning_runs": pyarrow.int64(),
-        "seconds": pyarrow.float64(),
-        "own_seconds": pyarrow.float64(),
-        "budget_seconds": pyarrow.float64(),
-        "error": pyarrow.string(),
-    }
+_EVALUATIONS = 25  # a target multiplies them by four
+_TYPES = {
+    **dict.fromkeys(("task", "method", "knobs", "error"), pyarrow.string()),
+    **dict.fromkeys(
+        ("loss", "accuracy", "seconds", "own_seconds", "budget_seconds"), pyarrow.float64()
+    ),
+    "tuning_runs": pyarrow.int64(),
+}
+_HEAD: tuple[str, ...] = (
+    "task",
+    "method",
+    "loss",
+    "accuracy",
+    "times the default's loss",
+    "time to the default's loss",
+    "the default's time to its loss",
+    "tuned to",
+    "runs to tune",
 )
 
 _FILE = read_toml(Path(__file__).with_name("rivals.toml"))
@@ -82,20 +97,13 @@ TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """The settings of each task, by the name of the figure and the title of the task."""
 
 
-@dataclass(frozen=True)
 class Rivals(Figure):
-    """Tasks with runs that are short enough for many.
-
-    Args:
-      settings_of: the settings of each task.
-    """
-
-    settings_of: Mapping[str, Mapping[str, Any]] = field(kw_only=True)
+    """Tasks with runs that are short enough for many."""
 
     def settings(self, data_dir: str | None) -> list[Settings]:
         common = {"nodes": 5, "partition": "case:1", "evaluations": 1}
         return [
-            Settings(**{**common, "data_dir": data_dir, **self.settings_of[task]})
+            Settings(**{**common, "data_dir": data_dir, **TASKS[self.name][task]})
             for task in self.tasks
         ]
 
@@ -133,20 +141,21 @@ class Rivals(Figure):
             title = self.tasks[self.settings(each.data_dir).index(each)]
             for result in (comparison.own, *comparison.others):
                 time = times.get(result.name, TimesToLoss(None, None))
-                values = (
-                    title,
-                    result.name,
-                    result.loss if math.isfinite(result.loss) else None,
-                    result.accuracy,
-                    result.tuned_to,
-                    result.runs,
-                    time.other,
-                    time.own,
-                    each.limits().limits["time"],
-                    None,
-                )
-                rows.append(dict(zip(_SCHEMA.names, values, strict=True)))
-            write(pyarrow.Table.from_pylist(rows, _SCHEMA), folder / RESULTS)
+                row = {
+                    "task": title,
+                    "method": result.name,
+                    "loss": result.loss if math.isfinite(result.loss) else None,
+                    "accuracy": result.accuracy,
+                    "knobs": result.tuned_to,
+                    "tuning_runs": result.runs,
+                    "seconds": time.other,
+                    "own_seconds": time.own,
+                    "budget_seconds": each.limits().limits["time"],
+                    "error": None,
+                }
+                rows.append(row)
+            schema = pyarrow.schema({name: _TYPES[name] for name in rows[0]})
+            write(pyarrow.Table.from_pylist(rows, schema), folder / RESULTS)
         return rows
 
     def made_of(self, settings: Sequence[Settings], size: GridSize, on: str) -> str:
@@ -183,38 +192,25 @@ class Rivals(Figure):
         )
         return claims
 
-    def table(self, rows: Rows) -> FigureTable:
-        head = (
-            "task",
-            "method",
-            "loss",
-            "accuracy",
-            "times the default's loss",
-            "time to the default's loss",
-            "the default's time to its loss",
-            "tuned to",
-            "runs to tune",
-        )
-        lines = []
+    def table(self, rows: Rows) -> Table:
+        lines = [_HEAD]
         for row in rows:
             (own,) = where(rows, task=row["task"], method=_OWN)
-            ratio = "" if row["loss"] is None else f"{row['loss'] / own['loss']:.3g}"
             line = (
                 row["task"],
                 row["method"],
                 _number(row["loss"]),
                 _number(row["accuracy"]),
-                ratio,
+                "" if row["loss"] is None else f"{row['loss'] / own['loss']:.3g}",
                 _share_of_budget(row, "seconds"),
                 _share_of_budget(row, "own_seconds"),
                 row["knobs"],
                 str(row["tuning_runs"]),
             )
             lines.append(line)
-        return FigureTable(head, tuple(lines))
+        return lines
 
 
-@dataclass(frozen=True)
 class NiidBench(Rivals):
     """The methods of NIID-Bench, with its published accuracies."""
 
@@ -245,14 +241,14 @@ class NiidBench(Rivals):
                 )
         return claims
 
-    def table(self, rows: Rows) -> FigureTable:
-        made = super().table(rows)
-        head = (*made.head[:4], "accuracy, published, %", *made.head[4:])
+    def table(self, rows: Rows) -> Table:
         lines = []
-        for line in made.rows:
+        for line in super().table(rows):
             published = PUBLISHED.get(line[0], {}).get(line[1], "")
+            if line is _HEAD:
+                published = "accuracy, published, %"
             lines.append((*line[:4], published, *line[4:]))
-        return FigureTable(head, tuple(lines))
+        return lines
 
 
 def own_and_best(rows: Rows) -> tuple[Row, Row]:
@@ -295,3 +291,102 @@ def _share_of_budget(row: Row, name: str) -> str:
     if row[name] is None:
         return "never"
     return f"{row[name] / row['budget_seconds']:.0%} of the budget"
+
+
+@dataclass(frozen=True)
+class TimesToLoss:
+    """Times of two methods in seconds; None if the loss is not reached.
+
+    Args:
+      other: time of the other method to the final loss of the own method.
+      own: time of the own method to the final loss of the other method.
+    """
+
+    other: float | None
+    own: float | None
+
+
+def times_to_loss(
+    comparison: RivalComparison,
+    *,
+    folder: Path,
+    seeds: Sequence[int],
+    jobs: int | None = None,
+    progress: Progress = lambda done, of, failed: None,
+) -> dict[str, TimesToLoss]:
+    """Measure the times to each other's loss, of the own method and each of the others.
+
+    Args:
+      comparison: the result of `compare_rivals` with these seeds.
+      folder: finished runs are kept here.
+
+    Returns:
+      The times, by the name of the other method.
+    """
+    own = comparison.own
+    races = {
+        other.name: (_races(other, own, seeds), _races(own, other, seeds))
+        for other in comparison.others
+    }
+    store = CellStore(folder, "run")
+    cells = dict.fromkeys(chain(*chain(*races.values())))
+    store.make(list(cells), progress, jobs=jobs)
+    return {
+        name: TimesToLoss(*(_median(store, race, len(seeds)) for race in pair))
+        for name, pair in races.items()
+    }
+
+
+def _races(
+    method: TunedResult, goal: TunedResult, seeds: Sequence[int]
+) -> dict[Settings, bool]:
+    """Return the runs of a method until the finite losses of a goal.
+
+    The value is whether the method's own final loss reaches the goal.
+    """
+    assert method.cell is not None
+    runs = {}
+    for seed, own, loss in zip(seeds, method.losses, goal.losses, strict=True):
+        if math.isfinite(loss):
+            until = (f"loss={loss!r}",)
+            cell = replace(method.cell, seed=seed, until=until, evaluations=_EVALUATIONS)
+            runs[cell] = own <= loss
+    return runs
+
+
+def _median(store: CellStore, race: Mapping[Settings, bool], seeds: int) -> float | None:
+    """Return the median time over seeds."""
+    seconds = []
+    for cell, reached in race.items():
+        columns = store.read(cell) if cell in store else {}
+        if columns and (reached or columns["stopped_by"] == ["target"]):
+            seconds += columns["spent_time"]
+    never = [math.inf] * (seeds - len(seconds))
+    return json_value(statistics.median(seconds + never))
+
+
+FIGURES: Mapping[str, Figure] = {
+    "rivals": Rivals(
+        "rivals",
+        "The default with nothing tuned, and tuned rivals",
+        tuple(TASKS["rivals"]),
+        long=True,
+    ),
+    "more-rivals": Rivals(
+        "more-rivals",
+        "Further settings: the default with nothing tuned, and tuned rivals",
+        tuple(TASKS["more-rivals"]),
+        long=True,
+    ),
+    "niid-bench": NiidBench(
+        "niid-bench",
+        "NIID-Bench, the default with nothing tuned, and tuned rivals",
+        tuple(TASKS["niid-bench"]),
+        long=True,
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make figures and their report."""
+    make(FIGURES, "rivals", arguments)
