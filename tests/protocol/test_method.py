@@ -10,20 +10,40 @@ from matplotlib.figure import Figure
 
 from fedbudget.arrays import Float32, Int64
 from fedbudget.budget.budget import Budget
-from fedbudget.budget.control import ControlInputs, Decision, FixedTau, Reason
-from fedbudget.budget.step_size import FixedStep, StepSizeInputs, StepSizeState
+from fedbudget.budget.control import (
+    AdaptiveTau,
+    ControlInputs,
+    Decision,
+    FixedTau,
+    Reason,
+)
+from fedbudget.budget.step_size import AutoStep, FixedStep, StepSizeInputs, StepSizeState
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import WeightedMean
-from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.features.drift import Correction, DriftPart
+from fedbudget.protocol.features.feature import report_layout
+from fedbudget.protocol.features.momentum import Momentum
+from fedbudget.protocol.features.proximal import Proximal
+from fedbudget.protocol.messages import LOSSES, Broadcast, Report, ReportLayout
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.sums import ReportsHere
-from fedbudget.protocol.update import ServerMomentum
+from fedbudget.protocol.sums import Sums
+from fedbudget.protocol.update import Accelerate, ServerMomentum
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.explain import Explanation
 from fedbudget.runs.plot import chosen_tau
 from fedbudget.runs.record import RoundRecord
-from support.hand_made import ONE, as_broadcast, last, make, report, w_of
+from support.hand_made import (
+    ONE,
+    as_broadcast,
+    as_train,
+    last,
+    make,
+    report,
+    train_report,
+    w_of,
+    with_values,
+)
 from support.methods import bits, nodes
 from support.problems import problem, run_rounds
 
@@ -103,13 +123,12 @@ class TestController:
     def test_custom_reasons_are_recorded(self) -> None:
         rounds = [aggregator.last for _, _, aggregator in run(Alternating(), eta=0.1)]
         chosen = [(each.tau, each.reason) for each in rounds if each is not None]
-        assert (
-            chosen[:4]
-            == [
-                (2, "few at first"),
-                *[(5, "the other one"), (2, "the other one")] * 2,
-            ][:4]
-        )
+        assert chosen[:4] == [
+            (2, "few at first"),
+            (5, "the other one"),
+            (2, "the other one"),
+            (5, "the other one"),
+        ]
         assert chosen[-1] == (0, Reason.FINAL)
 
     def test_zero_updates_are_refused(self) -> None:
@@ -138,23 +157,21 @@ class TestController:
         own = Explanation(
             1, 5, "the other one", nothing.astype(np.int64), nothing, None, 0.1, False
         )
-        assert (own.reason, own.sentence) == (
-            "the other one",
-            "the controller gave this reason itself",
-        )
+        assert own.reason == "the other one"
+        assert own.sentence == "the controller gave this reason itself"
 
 
 class TestStepSize:
     def test_state_persists_between_rounds(self) -> None:
-        etas = [broadcast.eta for broadcast, _, _ in run(FixedTau(1), eta=Decaying(0.6))]
-        assert etas[:4] == pytest.approx([0.6, 0.3, 0.2, 0.15])
+        rounds = list(run(FixedTau(1), eta=Decaying(0.6)))
+        etas = [as_train(broadcast).eta for broadcast, _, _ in rounds[:4]]
+        assert etas == pytest.approx([0.6, 0.3, 0.2, 0.15])
 
     def test_recover_after_lost_round(self) -> None:
         aggregator = make(step_size=Decaying(0.6))
-        lost = replace(
-            report(aggregator.start(), 1.0), w=np.full((2, 2), np.nan, np.float32)
-        )
-        assert as_broadcast(aggregator.receive(lost, ONE)).eta == pytest.approx(0.3)
+        nothing = np.full((2, 2), np.nan, np.float32)
+        lost = with_values(report(aggregator.start(), 1.0), w=nothing)
+        assert as_train(aggregator.receive(lost, ONE)).eta == pytest.approx(0.3)
 
     @pytest.mark.parametrize(
         ("losses", "improved"),
@@ -168,10 +185,8 @@ class TestStepSize:
         """
         aggregator = make(step_size=Listening(0.1))
         second = as_broadcast(aggregator.receive(report(aggregator.start(), 1.0), ONE))
-        aggregator.receive(
-            replace(report(second, 1.0), losses=np.array(losses), best_losses=np.ones(2)),
-            ONE,
-        )
+        given = report(second, 1.0)
+        aggregator.receive(with_values(given, losses=np.array(losses)), ONE)
         assert aggregator.state.step_size.settled is improved
 
     def test_nan_is_refused(self) -> None:
@@ -186,10 +201,8 @@ class TestUpdateRule:
             aggregator.receive(report(aggregator.start(), 1.0, w=4.0), ONE)
         )
         third = as_broadcast(aggregator.receive(report(second, 1.0, w=8.0), ONE))
-        assert (second.w.tolist(), third.w.tolist()) == (
-            w_of(2.0).tolist(),
-            w_of(5.0).tolist(),
-        )
+        assert second.w.tolist() == w_of(2.0).tolist()
+        assert third.w.tolist() == w_of(5.0).tolist()
 
     def test_divergence_causes_recovery(self) -> None:
         class Diverging(Halfway):
@@ -197,9 +210,7 @@ class TestUpdateRule:
                 return None, mean * np.float32(np.inf)
 
         aggregator = make(update=Diverging())
-        again = as_broadcast(
-            aggregator.receive(report(aggregator.start(), 1.0, w=1.0), ONE)
-        )
+        again = as_train(aggregator.receive(report(aggregator.start(), 1.0, w=1.0), ONE))
         assert (again.w.tolist(), again.tau) == ([0, 0], 1)
         aggregator.receive(report(again, 1.0, w=1.0), ONE)
         assert last(aggregator).reason == Reason.RECOVERY
@@ -222,7 +233,7 @@ class TestCombineRule:
     def test_one_extreme_node_keeps_median(self) -> None:
         aggregator = make(combine=Median())
         w = np.array([[1, 0], [3, 4], [1e9, -1e9]], np.float32)
-        three = Report(1, np.arange(3), np.array([1, 1, 50]), np.ones(3), np.ones(3), w=w)
+        three = train_report(w, sizes=np.array([1, 1, 50]))
         aggregator.start()
         assert as_broadcast(aggregator.receive(three, ONE)).w.tolist() == [3, 0]
 
@@ -230,26 +241,22 @@ class TestCombineRule:
         aggregator = make(combine=Median())
         w = np.array([[1, 0], [np.nan, 4], [5, 6]], np.float32)
         aggregator.start()
-        three = Report(1, np.arange(3), np.array([1, 1, 50]), np.ones(3), np.ones(3), w=w)
+        three = train_report(w, sizes=np.array([1, 1, 50]))
         assert as_broadcast(aggregator.receive(three, ONE)).w.tolist() == [3, 3]
 
     def test_weighted_mean_matches_sums(self) -> None:
         rng = np.random.default_rng(0)
-        w, sizes, numbers = (
-            rng.normal(size=(9, 40)).astype(np.float32),
-            rng.integers(1, 90, 9),
-            np.arange(9) * 3,
-        )
-        sums = ReportsHere(Report(1, numbers, sizes, np.ones(9), np.ones(9), w=w)).sums
-        assert sums.w is not None
-        assert (
-            WeightedMean().combine(w, sizes, numbers).tobytes()
-            == sums.mean(sums.w).tobytes()
-        )
+        w = rng.normal(size=(9, 40)).astype(np.float32)
+        sizes = rng.integers(1, 90, 9)
+        numbers = np.arange(9) * 3
+        sums = Sums.of(train_report(w, sizes=sizes, nodes=numbers), LOSSES)
+        mean = WeightedMean().combine(w, sizes, numbers)
+        assert mean.tobytes() == sums.mean("w").tobytes()
 
     def test_sums_are_refused(self) -> None:
         aggregator = make(combine=Median())
-        sums = ReportsHere(report(aggregator.start(), 1.0))
+        broadcast = aggregator.start()
+        sums = Sums.of(report(broadcast, 1.0), broadcast.report)
         with pytest.raises(
             UserError, match="Median needs every node's report, and here only sums arrive"
         ):
@@ -277,36 +284,92 @@ def test_drift_correction_needs_averages() -> None:
         Method(FixedTau(1), FixedStep(0.1), correct_drift=True, combine=Median())
 
 
+class TestFeatures:
+    """The features of a run follow from its rules, in a fixed order."""
+
+    @pytest.mark.parametrize(
+        ("method", "names"),
+        [
+            ({}, []),
+            ({"controller": AdaptiveTau()}, ["estimates"]),
+            ({"step_size": AutoStep()}, ["estimates"]),
+            ({"correct_drift": True, "update": Accelerate()}, ["drift", "momentum"]),
+            ({"correct_drift": True, "by_speed": 9}, ["drift", "workload"]),
+            ({"by_data": (3, 5), "proximal": 0.1}, ["workload", "proximal"]),
+            ({"update": ServerMomentum(0.5), "proximal": 0.1}, ["proximal"]),
+        ],
+    )
+    def test_follow_from_the_rules(self, method: dict[str, Any], names: list[str]) -> None:
+        rules: dict[str, Any] = {"controller": FixedTau(1), "step_size": FixedStep(0.1)}
+        built = Method(**{**rules, **method})
+        assert [feature.name for feature in built.features] == names
+
+    def test_own_features_come_last(self) -> None:
+        method = Method(FixedTau(1), FixedStep(0.1), proximal=0.1, extra=(Momentum(0.5),))
+        assert method.features == (Proximal(0.1), Momentum(0.5))
+
+    def test_equal_names_are_refused(self) -> None:
+        with pytest.raises(
+            UserError, match="two features have the same name: proximal, proximal"
+        ):
+            Method(FixedTau(1), FixedStep(0.1), proximal=0.1, extra=(Proximal(0.2),))
+
+    @pytest.mark.parametrize("gradient", [False, True])
+    def test_report_layout_follows(self, gradient: bool) -> None:
+        """Estimates need a w_i(t₀), which no node has in the first round."""
+        method = Method(
+            AdaptiveTau(),
+            FixedStep(0.1),
+            correct_drift=True,
+            partly=True,
+            delta="gradient" if gradient else "parameters",
+        )
+        drift = ("losses", "best_losses", "plain", "corrected", "lasting", "shifted")
+        first = report_layout(method.features, 1)
+        assert first == ReportLayout(drift, ("w",))
+        later = report_layout(method.features, 2)
+        assert later.numbers == (*drift, "rho", "beta")
+        assert later.optional == ("rho", "beta")
+        assert later.vectors == (("w", "gradients") if gradient else ("w",))
+
+
 def test_broadcast_has_w_and_mean() -> None:
     """The nodes compute c, the mean of all c_i, from the mean of w."""
     method = Method(FixedTau(3), FixedStep(0.05), update=Halfway(), correct_drift=True)
-    fleets, start = nodes("svm", None), problem("svm", 12).start(1)
-    aggregator = Aggregator(
-        start, method=method, budget=Budget({"time": 60.0}), expected=ONE
-    )
-    broadcast: Any = aggregator.start()
+    fleets = nodes("svm", None, method.features)
+    start = problem("svm", 12).start(1)
+    budget = Budget({"time": 60.0})
+    aggregator = Aggregator(start, method=method, budget=budget, expected=ONE)
+    broadcast = aggregator.start()
     for _ in range(5):
         merged = Report.merge([fleet.answer(broadcast) for fleet in fleets])
-        assert merged.w is not None
-        mean = np.average(merged.w, axis=0, weights=merged.sizes)
-        before, broadcast = broadcast, aggregator.receive(merged, ONE)
-        assert np.allclose(broadcast.mean, mean, atol=1e-6)
+        mean = np.average(merged.vectors["w"], axis=0, weights=merged.sizes)
+        before = broadcast
+        broadcast = as_broadcast(aggregator.receive(merged, ONE))
+        drift = broadcast.part(DriftPart)
+        assert drift is not None
+        assert drift.mean is not None
+        assert np.allclose(drift.mean, mean, atol=1e-6)
         assert np.allclose(broadcast.w, (before.w + mean) / 2, atol=1e-6)
+    known = []
     for fleet in fleets:
-        fleet.receive(broadcast)
-    own = [fleet._correction for fleet in fleets]
+        assert fleet.state is not None
+        own = fleet.state.memories["drift"]
+        assert isinstance(own, Correction)
+        fleet.answer(broadcast)
+        after = fleet.state.memories["drift"]
+        assert isinstance(after, Correction)
+        known.append((own.own[0], after.mean))
     sizes = [int(fleet.shards.size[0]) for fleet in fleets]
-    means = np.average(
-        [each.own[0] for each in own if each is not None], axis=0, weights=sizes
-    )
-    for each in own:
-        assert each is not None
-        assert np.allclose(each.mean, means, atol=1e-4 * np.abs(means).max())
+    means = np.average([own for own, _ in known], axis=0, weights=sizes)
+    for _, common in known:
+        assert np.allclose(common, means, atol=1e-4 * np.abs(means).max())
 
 
 def test_custom_rules_resume_from_checkpoints(tmp_path: Path) -> None:
     """Checkpoints save and load custom states."""
-    budget, fleets = Budget({"time": 60.0}), nodes("svm", 5)
+    budget = Budget({"time": 60.0})
+    fleets = nodes("svm", 5)
     aggregator = Aggregator(
         problem("svm", 12).start(1), method=METHOD, budget=budget, expected=ONE
     )
@@ -314,10 +377,8 @@ def test_custom_rules_resume_from_checkpoints(tmp_path: Path) -> None:
     while isinstance(broadcast, Broadcast):
         Checkpoint(aggregator.state).save(tmp_path)
         state = Checkpoint.load(tmp_path, METHOD).state
-        assert (type(state.step_size), type(state.update)) == (
-            Counted,
-            type(aggregator.state.update),
-        )
+        assert type(state.step_size) is Counted
+        assert type(state.update) is type(aggregator.state.update)
         again = Aggregator.resume(state, method=METHOD, budget=budget)
         merged = Report.merge([fleet.answer(broadcast) for fleet in fleets])
         broadcast = aggregator.receive(merged, ONE)

@@ -20,13 +20,15 @@ from fedbudget.budget.spending import CarefulSpending, PrivateSpending
 from fedbudget.budget.step_size import AutoStep
 from fedbudget.data.shards import Shards
 from fedbudget.engines.noise import SecretNodeNoise, SecretNoise
-from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import ClippedMean
+from fedbudget.protocol.features.feature import Feature
+from fedbudget.protocol.features.node_privacy import NodePrivacy, PrivateAggregator
+from fedbudget.protocol.features.sample_privacy import SampleAggregator, SamplePrivacy
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Method, PrivateRule
-from fedbudget.protocol.features.node_privacy import PrivateAggregator
-from fedbudget.protocol.features.sample_privacy import SampleAggregator
+from fedbudget.protocol.state import Outcome
 from fedbudget.protocol.update import Accelerate
 from support.problems import problem
 
@@ -79,8 +81,8 @@ class Case:
     noise: SecretNodeNoise | None = None
 
 
-def private(*, per_sample: bool) -> Method:
-    rule = PrivateRule(NODES, SecretNoise(), per_sample=per_sample)
+def private(feature: Feature) -> Method:
+    rule = PrivateRule(NODES, SecretNoise(), feature)
     return Method(FixedTau(1), AutoStep(), spending=PrivateSpending(50), private=rule)
 
 
@@ -96,11 +98,13 @@ PLAIN = Method(
 CASES = {
     "plain": Case(Aggregator, PLAIN, {"time": 3.0}),
     "nodes": Case(
-        PrivateAggregator, private(per_sample=False), {"time": 3.0, "privacy": 4.0}
+        PrivateAggregator,
+        private(NodePrivacy(own_steps=True)),
+        {"time": 3.0, "privacy": 4.0},
     ),
     "samples": Case(
         SampleAggregator,
-        private(per_sample=True),
+        private(SamplePrivacy()),
         {"time": 3.0, "privacy": 4.0},
         SecretNodeNoise(),
     ),
@@ -127,7 +131,15 @@ def test_rounds_do_no_io(name: str) -> None:
     data = problem("softmax", 3)
     shards = Shards.of(data.table, np.array_split(np.arange(len(data.y)), NODES))
     fleets = [
-        Fleet(data.model, shards, batch=None, seed=9, noise=case.noise) for _ in range(2)
+        Fleet(
+            data.model,
+            shards,
+            batch=None,
+            seed=9,
+            features=case.method.features,
+            noise=case.noise,
+        )
+        for _ in range(2)
     ]
     w = data.start(0)
     run_all(case, fleets[0], w)  # compiles kernels, which reads files

@@ -348,7 +348,8 @@ class Aggregator:
             after = feature.forget(before, nodes, states, broadcast)
             if after is not None and after is not before:
                 states[feature.name] = after
-        if any(state is not self.state.states[name] for name, state in states.items()):
+        known = self.state.states
+        if any(state is not known.get(name) for name, state in states.items()):
             self.state = updated(self.state, states=states)
         answer = self.pending
         assert answer is not None
@@ -502,7 +503,8 @@ class Aggregator:
         effective: float = decision.tau
         for feature in self._announced:
             own, effective = feature.announce(states.get(feature.name), decision.tau)
-            states[feature.name] = own
+            if own is not None:
+                states[feature.name] = own
         return updated(
             state,
             decision=decision,
