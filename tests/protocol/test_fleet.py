@@ -40,7 +40,6 @@ from support.problems import (
     unequal_parts,
 )
 
-
 ESTIMATES: tuple[Feature, ...] = (EstimateSlopes(gradient=True),)
 
 
@@ -252,9 +251,7 @@ def test_unknown_names_are_refused() -> None:
     nodes = fleet(case, [np.arange(60)])
     nodes.answer(make_broadcast(case.start(1)))
     with pytest.raises(PeerError, match="this node cannot report rho, beta"):
-        nodes.answer(
-            make_broadcast(case.start(2), round=2, features=[EstimateSlopes()])
-        )
+        nodes.answer(make_broadcast(case.start(2), round=2, features=[EstimateSlopes()]))
 
 
 def test_best_w_on_current_mini_batch() -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,14 +16,13 @@ import fedbudget
 from fedbudget.arrays import Float32, Float64
 from fedbudget.budget.budget import Budget, Costs
 from fedbudget.budget.control import FixedTau
-from fedbudget.budget.step_size import FixedStep, StepSizeInputs, StepSizeState
+from fedbudget.budget.step_size import FixedStep
 from fedbudget.codec import flatten, restore
 from fedbudget.data import load
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import WeightedMean
 from fedbudget.protocol.features.drift import DriftCatchUp, DriftPart
-from fedbudget.protocol.features.momentum import MomentumPart, MomentumState
 from fedbudget.protocol.messages import Broadcast, TrainReport
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.stages import move, pace, paced
@@ -48,7 +46,6 @@ from support.fleets import single_node_fleets
 from support.hand_made import (
     ONE,
     as_broadcast,
-    as_train,
     make,
     report,
     train_report,
@@ -364,61 +361,6 @@ class TestAccelerate:
         for before in (0.1, 0.025, 0.0):
             assert paced(rule, moving, pace(0.1, before)) is moving
         assert paced(Average(), None, 0.25) is None
-
-
-@dataclass(frozen=True)
-class Falling(FixedStep):
-    """A step size that is divided by 4 in every round."""
-
-    def next(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
-        return replace(state, eta=state.eta / 4)
-
-
-class TestMomentumAtNodes:
-    """The share m of momentum that nodes apply in the coming round."""
-
-    def after_one_round(self, w: float = 1.0, **method: Any) -> Aggregator:
-        aggregator = make(**method)
-        aggregator.receive(report(aggregator.start(), 1.0, w=w), ONE)
-        return aggregator
-
-    @pytest.mark.parametrize(("step_size", "share"), [(FixedStep, 0.4), (Falling, 0.1)])
-    def test_share_scales_with_falling_eta(
-        self, step_size: type[FixedStep], share: float
-    ) -> None:
-        rule = Accelerate(momentum=0.8, carry=0.5)
-        aggregator = self.after_one_round(update=rule, step_size=step_size(0.1))
-        second = as_train(pending(aggregator))
-        part = second.part(MomentumPart)
-        assert part is not None
-        assert part.share == pytest.approx(share)
-        state = aggregator.state.states["momentum"]
-        assert isinstance(state, MomentumState)
-        assert state.before.tolist() == [0, 0]
-
-    def test_none_with_other_rules(self) -> None:
-        aggregator = self.after_one_round(update=Average())
-        assert pending(aggregator).parts == ()
-
-    def test_none_after_recovery(self) -> None:
-        aggregator = self.after_one_round(np.nan, update=Accelerate())
-        again = as_train(pending(aggregator))
-        assert (again.tau, again.parts) == (1, ())
-        assert "momentum" not in aggregator.state.states
-
-    def test_none_before_the_final_loss(self) -> None:
-        """A round that uses up the budget ends at the mean of the nodes."""
-        aggregator = make(5, update=Accelerate())
-        first = as_train(aggregator.start())
-        assert first.stop
-        final = as_broadcast(aggregator.receive(report(first, 1.0, w=3.0), ONE))
-        assert final.w.tolist() == [3, -3]
-        assert final.parts == ()
-
-
-def pending(aggregator: Aggregator) -> Broadcast:
-    assert aggregator.pending is not None
-    return aggregator.pending
 
 
 class TestTrust:

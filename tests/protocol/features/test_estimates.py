@@ -27,10 +27,7 @@ from support.hand_made import FIRST, ONE, as_train, last, make, report, with_val
 from support.methods import bits
 from support.problems import MODELS, problem, run_rounds
 
-
-THIRD = replace(
-    FIRST, round=3, report=report_layout([EstimateSlopes(gradient=True)], 3)
-)
+THIRD = replace(FIRST, round=3, report=report_layout([EstimateSlopes(gradient=True)], 3))
 
 
 class TestEstimates:
@@ -79,9 +76,7 @@ class TestEstimates:
     @pytest.mark.parametrize("bad", [np.inf, 3e38])
     def test_invalid_gradients_keep_previous_delta(self, bad: float) -> None:
         aggregator = self.second((1.0, 2.0, 3.0))
-        record = self.third(
-            aggregator, report(THIRD, 1, estimates=(4.0, 5.0, bad))
-        )
+        record = self.third(aggregator, report(THIRD, 1, estimates=(4.0, 5.0, bad)))
         assert record.kept == ("delta",)
         assert record.estimates == Estimates(4.0, 5.0, 3.0)
 
@@ -89,16 +84,16 @@ class TestEstimates:
         aggregator = self.second((np.nan, 2.0, 3.0))
         assert last(aggregator).estimates is None
         assert last(aggregator).kept == ("rho",)
-        record = self.third(
-            aggregator, report(THIRD, 1, estimates=(4.0, 5.0, 6.0))
-        )
+        record = self.third(aggregator, report(THIRD, 1, estimates=(4.0, 5.0, 6.0)))
         assert record.estimates == Estimates(4.0, 5.0, 6.0)
 
     def test_dropped_nodes_are_ignored(self) -> None:
         aggregator = self.second((1.0, 2.0, 3.0))
         fresh = report(THIRD, 1, estimates=(4.0, 5.0, 6.0))
         w = np.array([[1, 1], [np.nan, 1]], np.float32)
-        record = self.third(aggregator, with_values(fresh, w=w, rho=np.array([7.0, np.nan])))
+        record = self.third(
+            aggregator, with_values(fresh, w=w, rho=np.array([7.0, np.nan]))
+        )
         assert record.estimates == Estimates(7.0, 5.0, 0.0)
         assert record.kept == ()
 
@@ -235,9 +230,7 @@ def test_fleet_gathers_for_small_batches(batch: int, curvature: bool) -> None:
     )
     fleet.answer(first)
     sampler = fleet.sampler.fork()
-    second = replace(
-        first, round=2, w=case.start(2), report=report_layout(features, 2)
-    )
+    second = replace(first, round=2, w=case.start(2), report=report_layout(features, 2))
     report = fleet.answer(second)
     assert isinstance(report, TrainReport)
     if curvature and mini_batches(batch) > 1:

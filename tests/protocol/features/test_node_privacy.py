@@ -39,7 +39,6 @@ from fedbudget.resources.privacy import epsilon_of, rho_of
 from support.hand_made import with_values
 from support.private import DELTA, aggregator, report, run_to_end
 
-
 ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
 UPDATES = arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 40)), elements=ANY)
 CLIPS = st.floats(2.0**-8, 2.0**8)
@@ -120,9 +119,7 @@ def test_noise_matches_the_payment() -> None:
     assert 1 / (2 * sigma.updates**2) + 1 / (2 * sigma.counts**2) == pytest.approx(0.05)
     rng = np.random.default_rng(1)
     still = np.zeros((nodes, 50), np.float32)
-    moved = [
-        released(still, broadcast, rng.standard_normal(51)).update for _ in range(400)
-    ]
+    moved = [released(still, broadcast, rng.standard_normal(51)).update for _ in range(400)]
     deviation = np.std(np.array(moved, np.float64)) * nodes
     assert deviation == pytest.approx(sigma.updates * 2.0, rel=0.02)
 

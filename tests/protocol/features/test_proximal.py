@@ -53,9 +53,7 @@ def test_rounds_follow_published_algorithm(name: str) -> None:
     )
     expected = [w.astype(np.float64)]
     for _ in range(9):
-        expected.append(
-            fedprox(case.local(parts), expected[-1], steps=5, eta=0.05, mu=0.7)
-        )
+        expected.append(fedprox(case.local(parts), expected[-1], steps=5, eta=0.05, mu=0.7))
     np.testing.assert_allclose(
         [broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5
     )

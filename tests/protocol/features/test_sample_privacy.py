@@ -184,9 +184,7 @@ def test_sample_loss_is_at_most_rho(tau: int, rho: float, sizes: list[int]) -> N
 def test_no_noise_is_gradient_descent() -> None:
     private = svm_fleet([9, 4], None, NoNoise()).answer(broadcast_of(3, clip=1e6))
     plain = Fleet(SquaredSvm(FEATURES), shards_of([9, 4]), batch=None, seed=0).answer(
-        TrainRound(
-            round=1, w=W, report=report_layout((), 1), tau=3, eta=0.1, effective=3
-        )
+        TrainRound(round=1, w=W, report=report_layout((), 1), tau=3, eta=0.1, effective=3)
     )
     assert private.vectors["w"] == pytest.approx(plain.vectors["w"], abs=1e-6)
 
@@ -383,10 +381,7 @@ def test_epsilon_matches_dp_accounting(seed: int) -> None:
     spent = run.ledger.budget.totals(run.ledger.spent)["privacy"]
     assert spent == pytest.approx(accountant.get_epsilon(DELTA), abs=1e-3)
     recorded = [
-        sigma
-        for each in broadcasts
-        for sigma in multipliers(each)
-        if sigma < math.inf
+        sigma for each in broadcasts for sigma in multipliers(each) if sigma < math.inf
     ]
     rho = sum(1 / (2 * sigma**2) for sigma in recorded)
     assert epsilon_of(rho, DELTA) == pytest.approx(spent, abs=1e-6)
