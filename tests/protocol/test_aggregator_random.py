@@ -8,7 +8,7 @@ reports are lost, duplicated or late; the aggregator is killed and resumed. It c
 - a node that answers the same broadcast twice sends the same bits;
 - every node compares with the right w^f, and with whole shards and all nodes present w^f
   never gets worse;
-- c is the mean of all c_i, as proved in protocol/drift.py, and every node has its own c_i.
+- c is the mean of all c_i, as proved in features/drift.py, and every node has its own c_i.
 """
 
 from dataclasses import dataclass, replace
@@ -32,14 +32,24 @@ from fedbudget.budget.control import AdaptiveTau, ControlInputs, Decision, Fixed
 from fedbudget.budget.spending import PaperSpending
 from fedbudget.budget.step_size import AutoStep, FixedStep
 from fedbudget.data.shards import Shards
-from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.features.drift import Correction, DriftCatchUp, DriftPart
+from fedbudget.protocol.features.estimates import EstimatesState
+from fedbudget.protocol.features.feature import NodeTimes
+from fedbudget.protocol.features.momentum import MomentumPart
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError, Report
+from fedbudget.protocol.messages import (
+    Broadcast,
+    FinalRound,
+    PeerError,
+    Report,
+    TrainReport,
+    TrainRound,
+)
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.state import AggregatorState
-from fedbudget.protocol.features.workload import NodeTimes
+from fedbudget.protocol.state import AggregatorState, Outcome
 from support.fleets import single_node_fleets, sorted_parts
-from support.hand_made import as_broadcast, report
+from support.hand_made import as_train, report, with_values
 from support.methods import METHODS, accelerated, bits
 from support.problems import costs, problem
 
@@ -71,12 +81,13 @@ TIMES = np.array([1.0, 0.2, 3.0, 0.6])
 """Seconds of a local update at each node."""
 
 
-def new_fleet(node: int, batch: int | None) -> Fleet:
+def new_fleet(node: int, batch: int | None, method: Method) -> Fleet:
     return Fleet(
         SVM.model,
         Shards.of(SVM.table, [PARTS[node]]),
         batch=batch,
         seed=9,
+        features=method.features,
         numbers=[node],
     )
 
@@ -94,14 +105,15 @@ class Network(RuleBasedStateMachine):
         method=st.sampled_from(sorted(NETWORK_METHODS)), batch=st.sampled_from([None, 3])
     )
     def start(self, method: str, batch: int | None) -> None:
-        self.how: dict[str, Any]
-        self.how, self.batch = (
-            {"budget": Budget({"time": 1e6}), "method": NETWORK_METHODS[method]},
-            batch,
-        )
+        self.method = NETWORK_METHODS[method]
+        self.batch = batch
+        self.how: dict[str, Any] = {
+            "budget": Budget({"time": 1e6}),
+            "method": self.method,
+        }
         self.aggregator = Aggregator(SVM.start(1), expected=costs([1], [1]), **self.how)
-        self.broadcast = self.aggregator.start()
-        self.fleets = {node: new_fleet(node, batch) for node in NODES}
+        self.broadcast = as_train(self.aggregator.start())
+        self.fleets = {node: new_fleet(node, batch, self.method) for node in NODES}
         self.connected: set[int] = set()
         self.without_memory: set[int] = set()  # to be forgotten when the round is over
         self.before: dict[int, Fleet] = {}  # forks of nodes that answered in this round
@@ -124,7 +136,7 @@ class Network(RuleBasedStateMachine):
 
     @rule(node=node_numbers)
     def lose_memory(self, node: int) -> None:
-        self.fleets[node] = new_fleet(node, self.batch)
+        self.fleets[node] = new_fleet(node, self.batch, self.method)
         self.before.pop(node, None)
         self.without_memory.add(node)
 
@@ -152,11 +164,12 @@ class Network(RuleBasedStateMachine):
 
     def check_answer(self, node: int, fleet: Fleet, report: Report) -> None:
         assert self.answered.setdefault(node, bits(report)) == bits(report)
+        assert isinstance(report, TrainReport)
         if self.batch is None:
             best = self.aggregator.state.best
             assert report.best_losses[0] == pytest.approx(loss(best, [node]), rel=1e-5)
-        drift, known = self.broadcast.drift, fleet._correction
-        if drift is not None and known is not None and report.w is not None:
+        known = fleet.memory().memories.get("drift")
+        if isinstance(known, Correction):
             np.testing.assert_allclose(
                 known.own[0], self.learned(self.broadcast, node, report.w[0]), atol=1e-3
             )
@@ -171,13 +184,11 @@ class Network(RuleBasedStateMachine):
         random.shuffle(reports)
         report = Report.merge(reports)
         times = NodeTimes(report.nodes, TIMES[report.nodes])
-        answer = as_broadcast(
+        answer = as_train(
             self.aggregator.receive(report, costs([seconds], [1]), times=times)
         )
         self.spent += seconds * broadcast.tau + 1
-        self.t += (
-            broadcast.tau if broadcast.work is None else round(broadcast.work.effective)
-        )
+        self.t += round(broadcast.effective)
         self.rounds += 1
         assert self.aggregator.last is not None
         assert self.aggregator.last.nodes == len(reports)
@@ -190,18 +201,18 @@ class Network(RuleBasedStateMachine):
         self.broadcast = answer
         self.check_mean()
         if self.without_memory:
-            self.broadcast = self.aggregator.forget(self.without_memory)
+            self.broadcast = as_train(self.aggregator.forget(self.without_memory))
             for node in self.without_memory:
                 self.own.pop(node, None)
         self.before, self.arrived, self.answered, self.without_memory = {}, {}, {}, set()
 
-    def learn(self, broadcast: Broadcast, report: Report) -> None:
+    def learn(self, broadcast: TrainRound, report: Report) -> None:
         """Compute each c_i after an interval from its definition."""
-        assert report.w is not None
-        corrected = broadcast.drift is not None and broadcast.drift.correct
+        drift = broadcast.part(DriftPart)
+        corrected = drift is not None and drift.correct
         of_these = {
             node: self.learned(broadcast, node, w)
-            for node, w in zip(report.nodes.tolist(), report.w, strict=True)
+            for node, w in zip(report.nodes.tolist(), report.vectors["w"], strict=True)
         }
         of_others = (
             self.own
@@ -210,18 +221,20 @@ class Network(RuleBasedStateMachine):
         )
         self.own = of_others | of_these
 
-    def learned(self, broadcast: Broadcast, node: int, w: Float32) -> Float64:
+    def learned(self, broadcast: TrainRound, node: int, w: Float32) -> Float64:
         """c_i: the mean gradient of the node, from the extrapolated w(t₀)."""
         start = broadcast.w.astype(np.float64)
-        start = start + broadcast.momentum * (start - self.last_w)
-        drift, c = broadcast.drift, self.mean()
+        momentum = broadcast.part(MomentumPart)
+        if momentum is not None:
+            start = start + momentum.share * (start - self.last_w)
+        drift, c = broadcast.part(DriftPart), self.mean()
         shift: Float64 | float = 0.0
         if drift is not None and drift.correct:
             shift = (1.0 if drift.strength is None else drift.strength) * (
                 c - self.own.get(node, c)
             )
-        tau = broadcast.tau if broadcast.work is None else broadcast.work.effective
-        return np.asarray((start - w) / (broadcast.eta * tau) - shift)
+        span = broadcast.eta * broadcast.effective
+        return np.asarray((start - w) / span - shift)
 
     def mean(self) -> Float64:
         if not self.own:
@@ -230,11 +243,12 @@ class Network(RuleBasedStateMachine):
         return np.asarray(np.average(list(self.own.values()), axis=0, weights=weights))
 
     def check_mean(self) -> None:
-        drift, catch_up = self.broadcast.drift, self.broadcast.catch_up
+        drift, catch_up = self.broadcast.part(DriftPart), self.broadcast.catch_up
         if drift is not None and drift.correct:
             assert catch_up is not None
-            assert catch_up.mean is not None
-            np.testing.assert_allclose(catch_up.mean, self.mean(), atol=1e-3)
+            missed = catch_up.part(DriftCatchUp)
+            assert missed is not None
+            np.testing.assert_allclose(missed.mean, self.mean(), atol=1e-3)
 
     def check_best(self, before: AggregatorState[Any, Any]) -> None:
         if self.batch is None and set(self.arrived) == set(NODES):
@@ -357,15 +371,14 @@ def test_overspending_is_bounded_by_rising_costs(
     decided, beyond = expected, np.zeros_like(expected.step)
     stopping = False
     while isinstance(broadcast, Broadcast):
-        at_once = (
-            broadcast.tau == 0 and not stopping
-        )  # the final loss is evaluated even if it does not fit
+        # The final loss is evaluated even if it does not fit.
+        at_once = isinstance(broadcast, FinalRound) and not stopping
         if not stopping and not at_once:
             decided, beyond = aggregator.ledger.costs, np.zeros_like(beyond)
-        stopping = broadcast.stop
+        stopping = not isinstance(broadcast, TrainRound) or broadcast.stop
         actual = some_costs(rng, len(beyond))
         free = Costs(np.zeros_like(beyond), np.zeros_like(beyond))
-        beyond = beyond + rise(free if at_once else decided, actual, max(1, broadcast.tau))
+        beyond = beyond + rise(free if at_once else decided, actual, broadcast.steps)
         broadcast = aggregator.receive(report(broadcast, 1), actual)
     limit = broadcast.ledger.budget.array
     assert (broadcast.ledger.spent <= limit + beyond + 1e-9 * limit).all()
@@ -416,18 +429,15 @@ def test_hostile_numbers_keep_run_alive(name: str, data: st.DataObject) -> None:
         expected=Costs(np.array([1.0]), np.array([1.0])),
         rounds=6,
     )
-    fleets = single_node_fleets(SOFTMAX, sorted_parts(SOFTMAX, 3))
+    parts = sorted_parts(SOFTMAX, 3)
+    fleets = single_node_fleets(SOFTMAX, parts, features=METHODS[name].features)
     message: Broadcast | Outcome = aggregator.start()
     while isinstance(message, Broadcast):
         *honest, other = [fleet.answer(message) for fleet in fleets]
-        field = data.draw(
-            st.sampled_from(
-                [each for each in (*NUMBERS, *VECTORS) if getattr(other, each) is not None]
-            )
-        )
-        other = replace(
-            other, **{field: np.full_like(getattr(other, field), data.draw(ANYTHING))}
-        )
+        values = {**other.numbers, **other.vectors}
+        field = data.draw(st.sampled_from(sorted(values)))
+        anything = np.full_like(values[field], data.draw(ANYTHING))
+        other = with_values(other, **{field: anything})
         message = aggregator.receive(
             Report.merge([*honest, other]), Costs(np.array([0.5]), np.array([0.5]))
         )
@@ -435,5 +445,6 @@ def test_hostile_numbers_keep_run_alive(name: str, data: st.DataObject) -> None:
         assert np.isfinite(state.w).all()
         assert np.isfinite(state.best).all()
         assert 0 < state.step_size.eta < np.inf
-        if state.estimates is not None:
-            assert all(np.isfinite(value) for value in vars(state.estimates).values())
+        estimates = state.states.get("estimates")
+        if isinstance(estimates, EstimatesState) and estimates.values is not None:
+            assert all(np.isfinite(value) for value in vars(estimates.values).values())
