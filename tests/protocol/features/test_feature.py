@@ -262,8 +262,3 @@ def test_registered_name_is_taken() -> None:
     taken = type("Leash", (Feature,), {"name": "other", "__module__": "elsewhere"})
     with pytest.raises(ValueError, match="a feature named Leash exists already"):
         register(taken)
-
-
-def test_two_features_of_one_name() -> None:
-    with pytest.raises(UserError, match="two features have the same name: leash, leash"):
-        replace(METHOD, extra=(Leash(1.0), Leash(2.0)))
