@@ -25,13 +25,25 @@ from fedbudget.launch import simulate as simulate_module
 from fedbudget.launch.inputs import distribute
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
-from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.features.drift import DriftCatchUp, DriftCorrection, DriftPart
+from fedbudget.protocol.features.estimates import EstimateSlopes
+from fedbudget.protocol.features.feature import Feature, report_layout, trial_rounds
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
-from fedbudget.protocol.sums import ReportsHere, Sums
+from fedbudget.protocol.messages import (
+    Broadcast,
+    CatchUp,
+    FinalRound,
+    Report,
+    TrainRound,
+)
+from fedbudget.protocol.state import Outcome, Round
+from fedbudget.protocol.sums import Sums
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.counters import ResourceCounters, Snapshot
 from fedbudget.settings.settings import Settings
+from support.hand_made import FIRST as FIRST_ROUND
+from support.hand_made import train_report
 from support.methods import bits
 from support.problems import problem
 
@@ -145,13 +157,15 @@ class TestCharges:
         other losses.
         """
         plan = plan_of(batch_size=4, tau=2, budget=("time=3s",))
-        fresh = Fleet(plan.model, plan.shards, batch=4, seed=plan.settings.seed)
+        features = aggregator_of(plan).method.features
+        fresh = Fleet(
+            plan.model, plan.shards, batch=4, seed=plan.settings.seed, features=features
+        )
         _, history = run_plan(plan)
         for round_, broadcast in history:
             report = fresh.answer(broadcast)
-            assert np.average(report.losses, weights=report.sizes) == pytest.approx(
-                round_.loss, rel=1e-12
-            )
+            loss = np.average(report.numbers["losses"], weights=report.sizes)
+            assert loss == pytest.approx(round_.loss, rel=1e-12)
 
     def test_spent_is_sum_of_round_costs(self) -> None:
         outcome, history = run_plan(plan_of(budget=("time=4s", "energy=1kJ")))
@@ -171,6 +185,7 @@ def test_fleet_grouping_keeps_bits() -> None:
                 plan.shards.only(nodes),
                 batch=4,
                 seed=plan.settings.seed,
+                features=aggregator_of(plan).method.features,
                 numbers=nodes,
             )
             for nodes in groups
@@ -220,7 +235,14 @@ class TestParticipation:
             tau=2, rounds=6, budget=("bytes=1MB",), step_size=0.01, method="frugal"
         )
         fleets = [
-            Fleet(plan.model, plan.shards.only([node]), batch=None, seed=0, numbers=[node])
+            Fleet(
+                plan.model,
+                plan.shards.only([node]),
+                batch=None,
+                seed=0,
+                features=aggregator_of(plan).method.features,
+                numbers=[node],
+            )
             for node in range(NODES)
         ]
         everyone = np.ones(NODES, dtype=bool)
@@ -313,7 +335,8 @@ class TestBudgetIsKept:
                 or spent.max() > 0.5
             ), number
             unused.append(1 - spent.max())
-            endings["evaluated" if history[-1][1].tau == 0 else "not evaluated"] += 1
+            evaluated = isinstance(history[-1][1], FinalRound)
+            endings["evaluated" if evaluated else "not evaluated"] += 1
             endings[str(history[-2:][0][0].reason)] += 1
         assert over <= 5
         assert np.median(unused) < 0.2  # most of these budgets cover a few rounds
@@ -326,6 +349,7 @@ class TestBudgetIsKept:
 
 GROUP_PROBLEM = problem("svm", 12)
 FIRST, END = 3, 10
+GROUP_FEATURES: tuple[Feature, ...] = (DriftCorrection(), EstimateSlopes())
 COUNTERS = ResourceCounters.of([RESOURCES["time"], RESOURCES["cpu"]])
 
 
@@ -341,6 +365,7 @@ def group_fleets(*, separate: bool) -> list[Fleet]:
             Shards.of(GROUP_PROBLEM.table, [parts[node - FIRST] for node in group]),
             batch=3,
             seed=1,
+            features=GROUP_FEATURES,
             numbers=group,
         )
         for group in groups
@@ -349,17 +374,16 @@ def group_fleets(*, separate: bool) -> list[Fleet]:
 
 def group_broadcast(number: int) -> Broadcast:
     w = GROUP_PROBLEM.start(number)
-    catch_up = None if number == 1 else CatchUp(w, w)
-    return Broadcast(
-        number,
-        w,
-        2,
-        0.05,
-        Request(estimate=True, drift=True),
-        best=False,
-        stop=False,
-        drift=Drift(True, 1.0),
-        catch_up=catch_up,
+    missed = CatchUp(w, (DriftCatchUp(w, 0),))
+    return TrainRound(
+        round=number,
+        w=w,
+        report=report_layout(GROUP_FEATURES, number),
+        tau=2,
+        eta=0.05,
+        effective=2,
+        parts=(DriftPart(correct=True, share=1.0),),
+        catch_up=None if number == 1 else missed,
     )
 
 
@@ -387,12 +411,10 @@ def test_group_sums_match_reports() -> None:
             if is_present
         ]
         seen |= present
-        expected = ReportsHere(Report.merge(reports)).sums
+        expected = Sums.of(Report.merge(reports), group_broadcast(number).report)
         assert isinstance(sums, Sums)
         assert bits(sums.totals) == bits(expected.totals)
-        assert sums.w is not None
-        assert expected.w is not None
-        assert sums.mean(sums.w).tobytes() == expected.mean(expected.w).tobytes()
+        assert sums.mean("w").tobytes() == expected.mean("w").tobytes()
         assert sums.nodes == usage.nodes == len(reports)
         assert sums.all_data == sum(
             len(fleet.shards.rows_of(0))
@@ -442,7 +464,7 @@ def test_group_trial_keeps_state() -> None:
         NodeGroup(group_fleets(separate=False), COUNTERS),
         NodeGroup(group_fleets(separate=False), COUNTERS),
     )
-    costs = group.trial(group_broadcast(1))
+    costs = group.trial(trial_rounds(GROUP_FEATURES, GROUP_PROBLEM.start(1), 0.05))
     assert costs.nodes == END - FIRST
     assert without_clocks(group.answer(group_broadcast(1))) == without_clocks(
         other.answer(group_broadcast(1))
@@ -455,14 +477,11 @@ UPDATES = np.array([[1, 0], [0, 1], [1, 1]], np.float32)
 
 def attacked(name: str, number: int = 1) -> Any:
     """The update that a report contains for the attacker, node 2 of three."""
-    report = Report(
-        number, np.arange(3), np.full(3, 5), np.ones(3), np.ones(3), w=W + UPDATES
-    )
-    broadcast = Broadcast(number, W, 2, 0.1, Request(), best=False, stop=False)
-    result = Attack(name, 2, seed=1).on(report, broadcast)
-    assert result.w is not None
-    assert (result.w[:2] - W).tolist() == UPDATES[:2].tolist()
-    return result.w[2] - W
+    report = train_report(W + UPDATES, sizes=np.full(3, 5), round=number)
+    broadcast = replace(FIRST_ROUND, round=number, w=W)
+    w = Attack(name, 2, seed=1).on(report, broadcast).vectors["w"]
+    assert (w[:2] - W).tolist() == UPDATES[:2].tolist()
+    return w[2] - W
 
 
 def test_attacked_updates() -> None:

@@ -25,12 +25,13 @@ from fedbudget.experiments.sweep import Sweep, run
 from fedbudget.launch.execute import execute
 from fedbudget.launch.resume import load_resumed
 from fedbudget.launch.simulate import GroupDefinition, on_ray, simulate
-from fedbudget.protocol.messages import Broadcast, Request
+from fedbudget.protocol.messages import Broadcast
 from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.settings import Settings
 from fedbudget.settings.types import MethodName
 from support import own_rules
+from support.hand_made import FIRST
 from support.networks import network, table
 
 pytestmark = [
@@ -170,13 +171,10 @@ def _process_id(actor: object) -> int:
 @pytest.mark.slow
 def test_repeatedly_lost_actor_ends_run() -> None:
     nodes = engine.RayNodes(CrashingDefinition(), nodes=6, actors=2, cpus=2.0)
-    broadcast = Broadcast(
-        1, np.zeros(2, np.float32), 1, 0.1, Request(), best=False, stop=False
-    )
     with pytest.raises(
         WorkError, match="the process of nodes 3 to 5 was lost 4 times in a row"
     ):
-        nodes.answer(broadcast)
+        nodes.answer(FIRST)
 
 
 class CrashingDefinition:
@@ -330,7 +328,12 @@ def test_other_version_is_refused() -> None:
         UserError, match=r"a machine of the cluster has fedbudget .*, this one 0\.0"
     ):
         GroupDefinition(
-            plan.settings, plan.dataset, plan.model, plan.meters.resources, version="0.0"
+            plan.settings,
+            plan.dataset,
+            plan.model,
+            (),
+            plan.meters.resources,
+            version="0.0",
         ).group(0, 5)
 
 

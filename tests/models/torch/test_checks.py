@@ -23,7 +23,6 @@ from fedbudget.models import TorchModel
 from fedbudget.models.base import require_fit
 from fedbudget.models.builtin import Softmax
 from fedbudget.models.description import describe
-from fedbudget.protocol.messages import Request
 from support.networks import network, table
 
 IMAGES = r"samples \[100, 1, 8, 8\]"
@@ -273,7 +272,7 @@ def test_node_raises_same_error() -> None:
     data = NodeData(dataset, rows)
     model = TorchModel(network())
     samples = agree([data.samples()])
-    task = Task(describe(model), model.parameters, 5, 0, {}, "none", 10, samples, Request())
+    task = Task(describe(model), model.parameters, 5, 0, {}, "none", 10, samples, ())
     message = "sequential cannot train on ward: .* samples of class 3; give it 4 outputs"
     with pytest.raises(UserError, match=message):
         Worker(data, model=model).start(Welcome("run", task, (0,)))
