@@ -84,7 +84,7 @@ class NodeData:
                 fewest=FEWEST,
                 standardise=self.standardise,
             )
-            shape = (len(table.names),)
+            shape = (len(table.columns),)
         elif self.standardise:
             features = Moments.of(part.x[held].astype(np.float64))
         target = None
