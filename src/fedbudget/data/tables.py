@@ -145,8 +145,7 @@ class RawTable:
     def samples(self, x: Float64) -> Columns:
         """Return the targets together with encoded features [rows, features]."""
         if isinstance(self.targets, TextColumn):
-            names = np.array(self.targets.names, np.str_)
-            return Columns(x, words=names[self.targets.codes])
+            return Columns(x, np.array(self.targets.names)[self.targets.codes])
         return Columns(x, self.targets)
 
 
