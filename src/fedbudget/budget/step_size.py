@@ -210,7 +210,7 @@ class AutoStep:
 
 
 @dataclass(frozen=True)
-class FallingStep:
+class FallingStep(FixedStep):
     """A fixed η that falls to a fiftieth over the last part of the budget.
 
     Args:
@@ -223,19 +223,14 @@ class FallingStep:
     [0.1, 0.1, 0.05, 0.002]
     """
 
-    adapts: ClassVar[bool] = False
-    eta: float
     fall: float = 0.35
 
     def __post_init__(self) -> None:
-        FixedStep(self.eta)  # checks η
+        super().__post_init__()
         if not 0 < self.fall <= 1:
             raise UserError(
                 f"step-fall must be more than 0 and at most 1, not {self.fall:g}"
             )
-
-    def first(self) -> StepSizeState:
-        return StepSizeState(self.eta)
 
     def next(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
         return StepSizeState(self.eta * _fall_factor(inputs.spent, self.fall))

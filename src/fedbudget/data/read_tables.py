@@ -132,17 +132,19 @@ def is_frame(value: Any) -> bool:
 def from_frame(
     frame: Any, name: str, options: TableOptions = PLAIN, *, labelled: bool = True
 ) -> RawTable:
-    """Read the table in a DataFrame; row numbers start at 0."""
-    if not len(frame):
+    """Read the table in a DataFrame or a mapping of columns; row numbers start at 0."""
+    titles = list(frame.columns if is_frame(frame) else frame)
+    rows = len(frame[titles[0]]) if titles else 0
+    if not rows:
         raise UserError(f"{name} has no rows")
-    columns = {str(title): _cells(np.asarray(frame[title])) for title in frame.columns}
+    columns = {str(title): _cells(np.asarray(frame[title])) for title in titles}
     if len(columns) < 1 + labelled:
         raise UserError(f"{name}: needs at least one feature and the target")
     problems = []
-    if len(columns) < len(list(frame.columns)):
+    if len(columns) < len(titles):
         text = "two columns have the same name: give each its own name"
         problems.append(Problem("twice", "", text))
-    return _table(name, columns, np.arange(len(frame)), options, problems, labelled)
+    return _table(name, columns, np.arange(rows), options, problems, labelled)
 
 
 def _cells(values: Any) -> _Cells:

@@ -10,9 +10,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
@@ -351,15 +350,6 @@ class Layout:
         if wrong:
             expected = ", ".join(self.names)
             raise UserError(f"{where} {' and '.join(wrong)}; the columns are {expected}")
-
-    def to_json(self) -> Any:
-        """Return the layout as plain values for a file."""
-        return msgspec.to_builtins(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Layout":
-        """Read what `to_json` wrote; raises a ValueError for anything else."""
-        return msgspec.convert(values, cls)
 
 
 def describe_unseen(unseen: Mapping[str, Mapping[str, int]]) -> str:

@@ -229,11 +229,6 @@ def load(
     if not path.is_file():
         raise UserError(f"{path} does not exist: no run has ended there")
     saved = SavedModel.load(path)
-    if not saved.complete:
-        raise UserError(
-            f"{path} is of an earlier version, without a description of the samples; "
-            "`fedbudget evaluate` can still apply it to whole datasets"
-        )
 
     def build(name: str) -> Model:
         return catalogue.build(name, saved.samples, saved.options, device=device)
@@ -273,13 +268,8 @@ def rebuild(
             f"{path} has a model that was passed from Python, {name}: pass it again, as "
             "`model`, or its file and name, such as net.py:Net"
         )
-    if saved.complete:
-        own = NamedTensors.of(model)
-        saved.tensors.require_same(own, f"in {path}", f"in {model.name}")
-    elif model.parameters != len(saved.w):
-        raise UserError(
-            f"{path} has {len(saved.w)} parameters, but {model.name} has {model.parameters}"
-        )
+    own = NamedTensors.of(model)
+    saved.tensors.require_same(own, f"in {path}", f"in {model.name}")
     return model
 
 
@@ -292,8 +282,9 @@ def table_of(samples: Dataset, x: Any) -> Table:
     """
     layout = samples.layout
     if layout is not None and (is_frame(x) or isinstance(x, Mapping)):
-        frame = x if is_frame(x) else _NamedColumns(x)
-        x = _without_targets(from_frame(frame, "x", _options(layout), labelled=False))
+        if isinstance(x, Mapping):
+            _length(x)  # refuses single values
+        x = _without_targets(from_frame(x, "x", _options(layout), labelled=False))
     if layout is not None and isinstance(x, RawTable):
         x = layout.encode(x)
     elif isinstance(x, Mapping | tuple):
@@ -381,23 +372,6 @@ def _without_targets(table: RawTable) -> RawTable:
     table = replace(table, targets=None, problems=problems)
     require_usable([table])
     return table
-
-
-@dataclass(frozen=True)
-class _NamedColumns:
-    """Columns by name, with the interface of a DataFrame."""
-
-    values: Mapping[str, Any]
-
-    @property
-    def columns(self) -> list[str]:
-        return list(self.values)
-
-    def __len__(self) -> int:
-        return _length(self.values)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
 
 
 def _from_array(samples: Dataset, x: Any) -> Table:
