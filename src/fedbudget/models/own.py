@@ -116,18 +116,10 @@ class FunctionModel(LoopModel):
         predicted = self.outputs(w, table)
         return None if predicted is None else float(np.mean(predicted[:, 0] == table.y))
 
-    @property
-    def own_metrics(self) -> tuple[str, ...]:
-        return tuple(self._metrics)
-
-    def metrics(self, w: Float32, table: Table) -> dict[str, float]:
-        predicted = self.outputs(w, table) if self._metrics else None
-        if predicted is None:
-            return {}
-        return {
-            name: float(metric(predicted[:, 0], table.y))
-            for name, metric in self._metrics.items()
-        }
+    def _predict(self, w: Float32, table: Table) -> tuple[Float32, Float32]:
+        predicted = self.outputs(w, table)
+        assert predicted is not None  # metrics need `predict`
+        return predicted[:, 0], table.y
 
 
 def as_model(given: Any, *, device: str = "auto") -> Model:
