@@ -445,8 +445,8 @@ def _read_arguments(
     def settings_with(config: Path | None, **limits: Any) -> Settings:
         given = {**named, **limits}
         given = {name: value for name, value in given.items() if value is not None}
-        return Settings.from_python(
-            command=command, task=task, config=config, case=case, **options, **given
+        return Settings.combined(
+            {**options, **given}, task=task, config=config, case=case, command=command
         )
 
     if resume is None:

@@ -291,9 +291,8 @@ def table_of(samples: Dataset, x: Any) -> Table:
         x = MultiInputSamples(x, np.zeros(_length(x)))
     if samples.store is None or hasattr(x, "__array__"):
         return _from_array(samples, np.asarray(x))
-    numbers = np.arange(len(x))[:, None]
-    targets = np.zeros(len(x), np.float32)
-    return Table(numbers, targets, labels=False, store=SampleStore([x]))
+    part = Part(np.arange(len(x))[:, None])
+    return Dataset("x", part, store=SampleStore([x])).table(part, "none")
 
 
 def read_table(samples: Dataset, path: Path, drop: tuple[str, ...] = ()) -> RawTable:
@@ -378,8 +377,8 @@ def _from_array(samples: Dataset, x: Any) -> Table:
     columns = check_arrays("x", x, None)
     part = Part(columns.x)
     if samples.store is not None:  # the shape of the training samples is unknown
-        shape = columns.shape
-        return _table(columns.x, Dataset("x", part, shape=shape, integers=columns.integers))
+        own = Dataset("x", part, shape=columns.shape, integers=columns.integers)
+        return own.table(part, "none")
     if columns.x.shape[1] != samples.features:
         raise UserError(
             f"x has {columns.x.shape[1]} features, but the model was trained on "
@@ -389,12 +388,7 @@ def _from_array(samples: Dataset, x: Any) -> Table:
         part = samples.standardization.apply(part)
     elif samples.train.x.dtype == np.uint8 and samples.scale != 1:
         _refuse_scaled(columns.x, samples.scale)
-    return _table(part.x, samples)
-
-
-def _table(x: Samples, like: Dataset) -> Table:
-    targets = np.zeros(len(x), np.float32)
-    return Table(x, targets, like.scale, like.shape, like.integers, labels=False)
+    return samples.table(part, "none")
 
 
 def _refuse_scaled(x: Samples, scale: float) -> None:
