@@ -195,7 +195,7 @@ class AutoStep:
             state = replace(
                 state, steady=min(wanted, most), settled=state.settled or wanted <= most
             )
-        return self._falling(state, inputs.spent)
+        return _fallen(state, inputs.spent, self.fall)
 
     def recover(self, state: AutoStepState, inputs: StepSizeInputs) -> AutoStepState:
         state = _with_beta(state, inputs.beta)
@@ -203,10 +203,8 @@ class AutoStep:
         kappa = state.kappa / 2
         if inputs.beta is not None:
             steady = min(steady, kappa / _upper(state, inputs.beta))
-        return self._falling(replace(state, steady=steady, kappa=kappa), inputs.spent)
-
-    def _falling(self, state: AutoStepState, spent: float) -> AutoStepState:
-        return replace(state, eta=state.steady * _fall_factor(spent, self.fall))
+        state = replace(state, steady=steady, kappa=kappa)
+        return _fallen(state, inputs.spent, self.fall)
 
 
 @dataclass(frozen=True)
@@ -331,7 +329,7 @@ class SearchedStep:
     ) -> SearchedStepState:
         """Set η for the middle of the coming round, if that costs as much as the last."""
         middle = min(1.0, inputs.spent + inputs.round_share / 2)
-        return replace(state, eta=state.steady * _fall_factor(middle, self.fall))
+        return _fallen(state, middle, self.fall)
 
 
 def _fall_factor(spent: float, fall: float) -> float:
@@ -341,6 +339,11 @@ def _fall_factor(spent: float, fall: float) -> float:
 
 
 _S = TypeVar("_S", bound=AutoStepState)
+
+
+def _fallen(state: _S, spent: float, fall: float) -> _S:
+    """Set η, with its fall at the end of the budget."""
+    return replace(state, eta=state.steady * _fall_factor(spent, fall))
 
 
 def _with_beta(state: _S, beta: float | None) -> _S:

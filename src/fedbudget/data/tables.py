@@ -72,6 +72,9 @@ class TextColumn:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def __getitem__(self, chosen: Int64) -> "TextColumn":
+        return replace(self, codes=self.codes[chosen])
+
     def counts(self) -> dict[str, int]:
         """Return the number of rows per text, without texts that no row has."""
         counts = np.bincount(self.codes[self.codes >= 0], minlength=len(self.names))
@@ -137,8 +140,8 @@ class RawTable:
 
     def rows(self, chosen: Int64) -> "RawTable":
         """Return the table with only the chosen rows."""
-        columns = {name: _rows(values, chosen) for name, values in self.columns.items()}
-        targets = None if self.targets is None else _rows(self.targets, chosen)
+        columns = {name: values[chosen] for name, values in self.columns.items()}
+        targets = None if self.targets is None else self.targets[chosen]
         return replace(self, columns=columns, targets=targets, lines=self.lines[chosen])
 
     def samples(self, x: Float64) -> Columns:
@@ -146,12 +149,6 @@ class RawTable:
         if isinstance(self.targets, TextColumn):
             return Columns(x, np.array(self.targets.names)[self.targets.codes])
         return Columns(x, self.targets)
-
-
-def _rows(values: ColumnValues, chosen: Int64) -> ColumnValues:
-    if isinstance(values, TextColumn):
-        return replace(values, codes=values.codes[chosen])
-    return values[chosen]
 
 
 def missing_cells(values: ColumnValues) -> Flags:
@@ -215,22 +212,15 @@ class LayoutColumn:
             problem = f"{self.name} has {count}, but the model has no replacement for them"
             raise UserError(f"{problem}: train with `impute`")
         if self.categories is None:
-            return self._encode_numbers(values, missing)
-        return self._encode_categories(values, missing, self.categories)
+            if isinstance(values, TextColumn):
+                if not missing.all():
+                    example = next(iter(values.counts()))
+                    raise UserError(
+                        f"{self.name} has text, such as {example!r}, but it must be numbers"
+                    )
+                values = np.full(len(values), np.nan)
+            return np.where(missing, float(self.fill or 0.0), values)[:, None]
 
-    def _encode_numbers(self, values: ColumnValues, missing: Flags) -> Float64:
-        if isinstance(values, TextColumn):
-            if not missing.all():
-                example = next(iter(values.counts()))
-                raise UserError(
-                    f"{self.name} has text, such as {example!r}, but it must be numbers"
-                )
-            values = np.full(len(values), np.nan)
-        return np.where(missing, float(self.fill or 0.0), values)[:, None]
-
-    def _encode_categories(
-        self, values: ColumnValues, missing: Flags, categories: tuple[str, ...]
-    ) -> Float64:
         if not isinstance(values, TextColumn):
             if not missing.all():
                 raise UserError(
@@ -239,20 +229,13 @@ class LayoutColumn:
                 )
             values = TextColumn(np.full(len(values), -1, np.int32), ())
         # A text that is not a category has the code -1, and no 1 in its row.
-        code = {name: number for number, name in enumerate(categories)}
+        code = {name: number for number, name in enumerate(self.categories)}
         code_of = [code.get(name, -1) for name in (*values.names, str(self.fill))]
         codes = np.array(code_of, np.int64)[values.codes]  # -1, missing, is the fill value
-        encoded = np.zeros((len(codes), len(categories)))
+        encoded = np.zeros((len(codes), len(self.categories)))
         rows = np.flatnonzero(codes >= 0)
         encoded[rows, codes[rows]] = 1.0
         return encoded
-
-    def unseen(self, values: ColumnValues) -> dict[str, int]:
-        """Return the number of rows per category that the layout does not contain."""
-        if self.categories is None or not isinstance(values, TextColumn):
-            return {}
-        counts = values.counts()
-        return {name: counts[name] for name in counts if name not in self.categories}
 
 
 @dataclass(frozen=True)
@@ -329,10 +312,14 @@ class Layout:
 
     def unseen(self, table: RawTable) -> dict[str, dict[str, int]]:
         """Return, by column, the number of rows per category that the layout lacks."""
-        unseen = {
-            column.name: column.unseen(table.columns[column.name])
-            for column in self.columns
-        }
+        unseen = {}
+        for column in self.columns:
+            values = table.columns[column.name]
+            if column.categories is not None and isinstance(values, TextColumn):
+                counts = values.counts()
+                unseen[column.name] = {
+                    name: counts[name] for name in counts if name not in column.categories
+                }
         return {name: counts for name, counts in unseen.items() if counts}
 
     def require_names(self, names: Collection[str], where: str) -> None:

@@ -264,12 +264,6 @@ class _SeededSamples(MapDataset[Any]):
     def __init__(self, store: SampleStore) -> None:
         self._store = store
 
-    def __len__(self) -> int:
-        return len(self._store)
-
-    def __getitem__(self, number: int) -> Any:
-        return self._store[number]
-
     def __getitems__(self, picked: _PickedSamples) -> list[Any]:
         numbers, seed = picked
         torch.default_generator.manual_seed(seed)
