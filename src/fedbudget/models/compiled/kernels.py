@@ -322,15 +322,8 @@ def by_score(kind: type) -> None:
 
 
 @register_jitable(fastmath=FAST, forceinline=True)
-def _four_rows(terms, w, x, y, scale, rows, start, picked, position, kept):
-    """Return the loss of four rows, and its derivatives by their scores.
-
-    Their features are written to `kept`, [4, features].
-    """
-    r0 = row_at(rows, start, picked, position)
-    r1 = row_at(rows, start, picked, position + 1)
-    r2 = row_at(rows, start, picked, position + 2)
-    r3 = row_at(rows, start, picked, position + 3)
+def _four_scores(w, x, r0, r1, r2, r3, scale, kept):
+    """Return the scores of four rows, and write their features to `kept`, [4, features]."""
     x0 = x[r0]
     x1 = x[r1]
     x2 = x[r2]
@@ -356,11 +349,7 @@ def _four_rows(terms, w, x, y, scale, rows, start, picked, position, kept):
         s1 += w[j] * v1
         s2 += w[j] * v2
         s3 += w[j] * v3
-    l0, d0 = score_loss(terms, s0 * scale, y[r0])
-    l1, d1 = score_loss(terms, s1 * scale, y[r1])
-    l2, d2 = score_loss(terms, s2 * scale, y[r2])
-    l3, d3 = score_loss(terms, s3 * scale, y[r3])
-    return l0 + l1 + l2 + l3, d0, d1, d2, d3
+    return s0 * scale, s1 * scale, s2 * scale, s3 * scale
 
 
 def _score_loss(terms, w, x, y, scale, rows, start, picked, first, last):
@@ -368,10 +357,16 @@ def _score_loss(terms, w, x, y, scale, rows, start, picked, first, last):
     kept = np.empty((4, w.size), np.float32)
     position = first
     while position + 4 <= last:
-        four, _, _, _, _ = _four_rows(
-            terms, w, x, y, scale, rows, start, picked, position, kept
-        )
-        loss += four
+        r0 = row_at(rows, start, picked, position)
+        r1 = row_at(rows, start, picked, position + 1)
+        r2 = row_at(rows, start, picked, position + 2)
+        r3 = row_at(rows, start, picked, position + 3)
+        s0, s1, s2, s3 = _four_scores(w, x, r0, r1, r2, r3, scale, kept)
+        l0, _ = score_loss(terms, s0, y[r0])
+        l1, _ = score_loss(terms, s1, y[r1])
+        l2, _ = score_loss(terms, s2, y[r2])
+        l3, _ = score_loss(terms, s3, y[r3])
+        loss += l0 + l1 + l2 + l3
         position += 4
     while position < last:
         row = row_at(rows, start, picked, position)
@@ -390,10 +385,16 @@ def _score_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gra
     k3 = kept[3]
     position = first
     while position + 4 <= last:
-        four, d0, d1, d2, d3 = _four_rows(
-            terms, w, x, y, scale, rows, start, picked, position, kept
-        )
-        loss += four
+        r0 = row_at(rows, start, picked, position)
+        r1 = row_at(rows, start, picked, position + 1)
+        r2 = row_at(rows, start, picked, position + 2)
+        r3 = row_at(rows, start, picked, position + 3)
+        s0, s1, s2, s3 = _four_scores(w, x, r0, r1, r2, r3, scale, kept)
+        l0, d0 = score_loss(terms, s0, y[r0])
+        l1, d1 = score_loss(terms, s1, y[r1])
+        l2, d2 = score_loss(terms, s2, y[r2])
+        l3, d3 = score_loss(terms, s3, y[r3])
+        loss += l0 + l1 + l2 + l3
         d0 *= scale
         d1 *= scale
         d2 *= scale
