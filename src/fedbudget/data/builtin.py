@@ -159,16 +159,17 @@ def read_idx(
     """
     shape = _read_shape(stream, path, dimensions=1 + len(sides))
     if not 0 < shape[0] <= most or tuple(shape[1:]) != sides:
-        claimed = " x ".join(map(str, shape))
-        expected = " x ".join(map(str, (most, *sides)))
         raise UserError(
-            f"{path} claims to hold {claimed} bytes; expected at most {expected}"
+            f"{path} claims to hold {' x '.join(map(str, shape))} bytes; "
+            f"expected at most {' x '.join(map(str, (most, *sides)))}"
         )
     size = math.prod(shape)
     contents = at_most(stream, size, path)
     if len(contents) < size:
-        missing = f"{size - len(contents)} of its last {size} bytes"
-        raise UserError(f"{path} is truncated: {missing} are missing")
+        raise UserError(
+            f"{path} is truncated: {size - len(contents)} of its last {size} bytes "
+            "are missing"
+        )
     return contents.reshape(shape)
 
 
@@ -179,9 +180,9 @@ def _read_shape(stream: BinaryIO, path: Path, *, dimensions: int) -> list[int]:
         raise UserError(f"{path} is not an IDX file: it ends within its header")
     zero, kind, rank, *shape = struct.unpack(f">HBB{dimensions}I", header)
     if (zero, kind, rank) != (0, _IDX_BYTES, dimensions):
-        magic = _IDX_BYTES << 8 | dimensions
         raise UserError(
-            f"{path} is not the IDX file expected: its magic number should be {magic}"
+            f"{path} is not the IDX file expected: "
+            f"its magic number should be {_IDX_BYTES << 8 | dimensions}"
         )
     return shape
 
@@ -213,10 +214,9 @@ def _mnist_like(
     train = part("train", _MNIST_TRAIN)
     test = part("t10k", _MNIST_TEST)
     if train is None:
-        folder = next(iter(paths.values())).parent
         raise UserError(
             f"{name}: train-images-idx3-ubyte or train-labels-idx1-ubyte is missing in "
-            f"{folder}; run fedbudget data get {name}"
+            f"{next(iter(paths.values())).parent}; run fedbudget data get {name}"
         )
     note = _note(train, _MNIST_TRAIN, test, _MNIST_TEST)
     shape = (1, 28, 28)

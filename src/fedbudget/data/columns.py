@@ -157,8 +157,10 @@ def _require_finite(name: str, values: Samples, what: str) -> None:
         return
     bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if len(bad):
-        total = f"{len(bad)} of {len(values)} samples are affected"
-        raise UserError(f"{name}: {what} {bad[0]} is not finite (NaN or infinite); {total}")
+        raise UserError(
+            f"{name}: {what} {bad[0]} is not finite (NaN or infinite); "
+            f"{len(bad)} of {len(values)} samples are affected"
+        )
 
 
 @dataclass(frozen=True)

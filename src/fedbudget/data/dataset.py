@@ -349,12 +349,15 @@ def _scale_warning(x: Samples) -> str | None:
     narrow = order[len(order) // 4 if len(order) > 3 else 0]
     wide = order[-1]
     if deviation[wide] > _UNEVEN * deviation[narrow]:
-        widest = f"{deviation[wide]:.3g} for feature {wide}"
-        other = f"{deviation[narrow]:.3g} for feature {narrow}"
-        sizes = f"standard deviation {widest}, {other}"
-        return f"features are on very different scales ({sizes}): {remedy}"
+        return (
+            f"features are on very different scales (standard deviation "
+            f"{deviation[wide]:.3g} for feature {wide}, "
+            f"{deviation[narrow]:.3g} for feature {narrow}): {remedy}"
+        )
     far = changing[(np.abs(mean[changing]) / deviation[changing]).argmax()]
     if abs(mean[far]) > _UNEVEN * deviation[far]:
-        size = f"mean {mean[far]:.3g}, standard deviation {deviation[far]:.3g}"
-        return f"feature {far} is far from 0 ({size}): {remedy}"
+        return (
+            f"feature {far} is far from 0 (mean {mean[far]:.3g}, "
+            f"standard deviation {deviation[far]:.3g}): {remedy}"
+        )
     return None

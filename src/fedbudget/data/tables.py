@@ -208,9 +208,10 @@ class LayoutColumn:
         """Return the features, [rows, features]. A column without values fits any kind."""
         missing = missing_cells(values)
         if missing.any() and self.fill is None:
-            count = _count(missing.sum(), "missing value")
-            problem = f"{self.name} has {count}, but the model has no replacement for them"
-            raise UserError(f"{problem}: train with `impute`")
+            raise UserError(
+                f"{self.name} has {_count(missing.sum(), 'missing value')}, "
+                "but the model has no replacement for them: train with `impute`"
+            )
         if self.categories is None:
             if isinstance(values, TextColumn):
                 if not missing.all():
