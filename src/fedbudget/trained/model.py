@@ -322,8 +322,11 @@ def meaning_of(model: Model, samples: Dataset, outputs: int) -> Meaning:
     target = model.target
     classes = samples.classes
     standard = samples.standardization
-    if target == "auto":
-        target, classes = _auto(samples, outputs)
+    if target == "auto":  # a module that keeps class numbers
+        if not classes or all(map(str.isdecimal, classes)):
+            classes = tuple(map(str, range(outputs)))
+        real = samples.train.labels is None if samples.store is None else outputs == 1
+        target = "real" if real else "classes"
     match target:
         case "none":
             return Meaning("value" if isinstance(model, FunctionModel) else "cluster")
@@ -340,17 +343,6 @@ def meaning_of(model: Model, samples: Dataset, outputs: int) -> Meaning:
         case "raw" if samples.train.values is None and classes:
             return Meaning("number", classes)
     return Meaning("value")
-
-
-def _auto(
-    samples: Dataset, outputs: int
-) -> tuple[Literal["classes", "real"], tuple[str, ...]]:
-    """Return target and classes of a module with target `auto`. It keeps class numbers."""
-    classes = samples.classes
-    if not classes or all(map(str.isdecimal, classes)):
-        classes = tuple(map(str, range(outputs)))
-    real = samples.train.labels is None if samples.store is None else outputs == 1
-    return "real" if real else "classes", classes
 
 
 def _is_whole(name: str) -> bool:
