@@ -135,10 +135,8 @@ class TestController:
             "the other one",
         ]
         nothing = np.empty(0)
-        own = Explanation(
-            1, 5, "the other one", nothing.astype(np.int64), nothing, None, 0.1, False
-        )
-        assert (own.reason, own.sentence) == (
+        own = Explanation(records[1], nothing.astype(np.int64), nothing, None)
+        assert (own.record.reason, own.sentence) == (
             "the other one",
             "the controller gave this reason itself",
         )
