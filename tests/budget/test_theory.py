@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from fedbudget.arrays import Float64
 from fedbudget.budget import theory
-from support import bounds
 from support.problems import Trajectory
 from support.regression import Regression
 
@@ -123,7 +122,7 @@ class Setting:
 
     @property
     def tau_upper_limit(self) -> float:
-        return bounds.tau_upper_limit(**vars(self))
+        return theory.tau_upper_limit(**vars(self))
 
     def exact_G(self, tau: int) -> Decimal:
         """Eq. (18) with 60 digits, one resource at a time."""
@@ -315,20 +314,20 @@ class TestProposition2:
 class TestBestRounds:
     def test_by_hand_for_one_resource(self) -> None:
         # R' = 15 - 0.2 - 0.05 = 14.75, a round of 10 costs 0.7: 21.07 rounds.
-        assert bounds.best_aggregations(10, c=0.05, b=0.2, budget=15) == 21
-        assert bounds.best_updates(10, c=0.05, b=0.2, budget=15) == 210
+        assert theory.best_aggregations(10, c=0.05, b=0.2, budget=15) == 21
+        assert theory.best_updates(10, c=0.05, b=0.2, budget=15) == 210
 
     def test_scarcest_resource_decides(self) -> None:
         # R' = (100, 65); a round of 3 costs (5, 10): min(20, 6.5).
-        assert bounds.best_aggregations(3, c=[1, 0], b=[2, 10], budget=[103, 75]) == 6
-        assert bounds.best_updates(3, c=[1, 0], b=[2, 10], budget=[103, 75]) == 18
+        assert theory.best_aggregations(3, c=[1, 0], b=[2, 10], budget=[103, 75]) == 6
+        assert theory.best_updates(3, c=[1, 0], b=[2, 10], budget=[103, 75]) == 18
 
     def test_zero_if_no_round_fits(self) -> None:
-        assert bounds.best_aggregations(1, c=2, b=2, budget=3) == 0
+        assert theory.best_aggregations(1, c=2, b=2, budget=3) == 0
 
     def test_zero_costs_are_refused(self) -> None:
         with pytest.raises(ValueError, match="all costs are 0"):
-            bounds.best_aggregations(1, c=0, b=0, budget=3)
+            theory.best_aggregations(1, c=0, b=0, budget=3)
 
 
 @st.composite
@@ -380,11 +379,11 @@ def test_theorem_2_bounds_the_loss(
     regression, path, eta = case
     every = np.concatenate([path.w, path.v.reshape(-1, path.w.shape[1])])
     farthest = float(np.linalg.norm(path.aggregated[:-1] - regression.best, axis=1).max())
-    bound = bounds.convergence_bound(
+    bound = theory.convergence_bound(
         len(path.w) - 1,
         path.tau,
         eta=eta,
-        phi=bounds.contraction(farthest, eta=eta, beta=regression.beta),
+        phi=theory.contraction(farthest, eta=eta, beta=regression.beta),
         rho=regression.rho(every),
         beta=regression.beta,
         delta=regression.delta(every),
@@ -403,12 +402,12 @@ def test_lemma_2_bounds_the_loss() -> None:
         farthest = float(
             np.linalg.norm(path.aggregated[:-1] - regression.best, axis=1).max()
         )
-        bound = bounds.last_iterate_bound(
+        bound = theory.last_iterate_bound(
             len(path.w) - 1,
             path.tau,
             epsilon=min(regression.excess(w) for w in [*path.v[:, -1], path.w[-1]]),
             eta=eta,
-            phi=bounds.contraction(farthest, eta=eta, beta=regression.beta),
+            phi=theory.contraction(farthest, eta=eta, beta=regression.beta),
             rho=regression.rho(every),
             beta=regression.beta,
             delta=regression.delta(every),
@@ -420,7 +419,7 @@ def test_lemma_2_bounds_the_loss() -> None:
 
 def test_lemma_2_infinity_without_condition_2() -> None:
     assert (
-        bounds.last_iterate_bound(
+        theory.last_iterate_bound(
             10, 5, epsilon=1e-3, eta=0.1, phi=0.01, rho=1, beta=1, delta=1
         )
         == np.inf
@@ -429,11 +428,11 @@ def test_lemma_2_infinity_without_condition_2() -> None:
 
 def test_lemma_2_by_hand() -> None:
     # h(2) = η²βδ = 0.25; ηφ - ρh/(τε²) = 0.25 - 0.25/(2·4) = 0.21875; over T = 8: 1/1.75
-    bound = bounds.last_iterate_bound(
+    bound = theory.last_iterate_bound(
         8, 2, epsilon=2.0, eta=0.5, phi=0.5, rho=1, beta=1, delta=1
     )
     assert float(bound) == pytest.approx(1 / 1.75)
 
 
 def test_phi_by_hand() -> None:
-    assert bounds.contraction(2.0, eta=0.5, beta=1.0) == 0.1875  # (1 - 0.25) / 2²
+    assert theory.contraction(2.0, eta=0.5, beta=1.0) == 0.1875  # (1 - 0.25) / 2²

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from fedbudget.arrays import Float64
 from fedbudget.budget import theory
-from support import bounds
 from support.problems import LocalGradient, Trajectory, algorithm_1
 from support.regression import Regression
 
@@ -27,19 +26,19 @@ def test_never_above_the_papers_bound(
     eta: float, product: float, delta: float, x: list[int]
 ) -> None:
     constants = {"eta": eta, "beta": product / eta, "delta": delta}
-    assert (bounds.h_convex(x, **constants) <= theory.h(x, **constants) * (1 + 1e-12)).all()
+    assert (theory.h_convex(x, **constants) <= theory.h(x, **constants) * (1 + 1e-12)).all()
 
 
 def test_equals_the_papers_for_two() -> None:
     constants = {"eta": 0.5, "beta": 1.5, "delta": 3.0}
-    assert float(bounds.h_convex(2, **constants)) == pytest.approx(
+    assert float(theory.h_convex(2, **constants)) == pytest.approx(
         float(theory.h(2, **constants)), rel=1e-14
     )
 
 
 def test_large_step_is_refused() -> None:
     with pytest.raises(ValueError, match=r"ηβ is 2\.2"):
-        bounds.h_convex(3, eta=1.1, beta=2.0, delta=1.0)
+        theory.h_convex(3, eta=1.1, beta=2.0, delta=1.0)
 
 
 @relaxed
@@ -54,7 +53,7 @@ def test_bounds_linear_regression(seed: int, share: float, tau: int, rounds: int
     eta = share / regression.beta * (1 - 1e-9)
     path = regression.descend(tau, rounds, eta)
     delta = regression.delta(path.v.reshape(-1, path.w.shape[1]))
-    bound = bounds.h_convex(np.arange(tau + 1), eta=eta, beta=regression.beta, delta=delta)
+    bound = theory.h_convex(np.arange(tau + 1), eta=eta, beta=regression.beta, delta=delta)
     require_within(path, bound)
 
 
@@ -85,7 +84,7 @@ def test_bounds_logistic_regression(seed: int, share: float, tau: int) -> None:
     differences -= differences.mean(axis=1, keepdims=True)
     delta = float(np.linalg.norm(differences, axis=2).max(axis=0).mean())
     require_within(
-        path, bounds.h_convex(np.arange(tau + 1), eta=eta, beta=beta, delta=delta)
+        path, theory.h_convex(np.arange(tau + 1), eta=eta, beta=beta, delta=delta)
     )
 
 
@@ -103,7 +102,7 @@ def test_bound_is_tight() -> None:
         regression = Regression.random(seed, spread=1.0)
         eta = 0.02 / regression.beta
         path = regression.descend(10, 1, eta)
-        bound = bounds.h_convex(
+        bound = theory.h_convex(
             10, eta=eta, beta=regression.beta, delta=regression.delta(path.v[0])
         )
         worst = max(worst, float(np.linalg.norm(path.w[10] - path.v[0, 10])) / float(bound))
