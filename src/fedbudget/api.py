@@ -421,14 +421,10 @@ def _read_arguments(
     overrides = Overrides(**objects)
 
     def settings_with(config: Path | None, **limits: Any) -> Settings:
-        return Settings.from_python(
-            command=command,
-            task=task,
-            config=config,
-            case=case,
-            **options,
-            **named,
-            **limits,
+        given = {**named, **limits}
+        given = {name: value for name, value in given.items() if value is not None}
+        return Settings.combined(
+            {**options, **given}, task=task, config=config, case=case, command=command
         )
 
     if resume is None:

@@ -83,7 +83,7 @@ class TestOptions:
             assert "warm_up" not in [each.name for each in commands["compare"].params]
             assert "warm-up = 3" in module.Settings().to_toml().splitlines()
             assert module.read_settings({"warm-up": 5}, "file") == {"warm_up": 5}
-            assert module.Settings.from_python(warm_up=6).warm_up == 6
+            assert module.Settings.combined({"warm_up": 6}).warm_up == 6
             assert read_run({"warm-up": 7}).settings.warm_up == 7
         """
         lines = "\n".join(line.removeprefix(" " * 12) for line in code.splitlines())

@@ -17,16 +17,8 @@ from support.synthetic_runs import make_run, record
 def explanation(curve: list[float], tau: int = 1) -> Explanation:
     candidates = np.arange(1, len(curve) + 1)
     estimates = Estimates(1.0, 2.0, 3.0)
-    return Explanation(
-        2,
-        tau,
-        "minimum of G",
-        candidates,
-        np.array(curve),
-        estimates,
-        0.01,
-        corrected=False,
-    )
+    chosen = record(2, tau=tau, reason="minimum of G", eta=0.01)
+    return Explanation(chosen, candidates, np.array(curve), estimates)
 
 
 def bars(curve: list[float]) -> dict[int, int]:

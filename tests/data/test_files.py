@@ -7,7 +7,7 @@ import pytest
 
 from fedbudget import data
 from fedbudget.data.columns import read_npz
-from fedbudget.data.files import from_arrays, load, load_all
+from fedbudget.data.files import from_shards, load, load_all
 from fedbudget.errors import UserError
 
 
@@ -250,7 +250,7 @@ class TestFolder:
 
 class TestArrays:
     def test_shards_stay_with_their_nodes(self) -> None:
-        dataset = from_arrays(
+        dataset = from_shards(
             [([[1.0], [2.0]], [0, 1]), ([[3.0]], [1])], test=([[9.0]], [0])
         )
         assert dataset.files == (2, 1)
@@ -260,9 +260,9 @@ class TestArrays:
 
     def test_errors_name_the_shard(self) -> None:
         with pytest.raises(UserError, match="shard 1: sample 0 is not finite"):
-            from_arrays([([[1.0]], [0]), ([[np.nan]], [1])], test=None)
+            from_shards([([[1.0]], [0]), ([[np.nan]], [1])], test=None)
         with pytest.raises(UserError, match="at least one node's data"):
-            from_arrays([], test=None)
+            from_shards([], test=None)
 
 
 def test_new_samples_use_training_classes(tmp_path: Path) -> None:

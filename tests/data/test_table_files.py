@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from fedbudget import data
-from fedbudget.data.files import from_arrays, from_samples, from_shards, load, load_all
+from fedbudget.data.files import from_samples, from_shards, load, load_all
 from fedbudget.data.tables import TableOptions
 from fedbudget.errors import UserError
 
@@ -163,7 +163,7 @@ class TestScales:
     def test_warning_suggests_standardise(
         self, x: np.ndarray[Any, Any], warning: str | None
     ) -> None:
-        result = from_arrays([(x, None)], None).with_scale_warning().warnings
+        result = from_shards([(x, None)], None).warnings
         if warning is None:
             assert result == ()
         else:

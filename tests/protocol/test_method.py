@@ -154,11 +154,11 @@ class TestController:
             "the other one",
         ]
         nothing = np.empty(0)
-        own = Explanation(
-            1, 5, "the other one", nothing.astype(np.int64), nothing, None, 0.1, False
+        own = Explanation(records[1], nothing.astype(np.int64), nothing, None)
+        assert (own.record.reason, own.sentence) == (
+            "the other one",
+            "the controller gave this reason itself",
         )
-        assert own.reason == "the other one"
-        assert own.sentence == "the controller gave this reason itself"
 
 
 class TestStepSize:

@@ -104,13 +104,13 @@ def run_shortened_by_budget() -> tuple[Run, Result, RoundRecord]:
 def test_every_reason_has_a_sentence() -> None:
     run, _, _ = run_shortened_by_budget()
     explained = [explain(run, record.round) for record in run.rounds]
-    assert [each.reason for each in explained[:2]] == [Reason.START, Reason.START]
-    assert explained[-1].reason == Reason.FINAL
+    assert [each.record.reason for each in explained[:2]] == [Reason.START, Reason.START]
+    assert explained[-1].record.reason == Reason.FINAL
     assert {Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET} <= {
-        each.reason for each in explained
+        each.record.reason for each in explained
     }
     for each in explained[:-1]:
-        assert f"τ = {each.tau}" in each.sentence
+        assert f"τ = {each.record.tau}" in each.sentence
 
 
 def test_shortened_round_names_both_taus() -> None:
@@ -133,7 +133,7 @@ def test_unlimited_growth_searches_every_tau() -> None:
 def test_fixed_tau_has_no_curve() -> None:
     run, _ = run_of(tau=7, budget=("time=2s",))
     explained = explain(run, 2)
-    assert (explained.tau, explained.reason) == (7, Reason.FIXED)
+    assert (explained.record.tau, explained.record.reason) == (7, Reason.FIXED)
     assert len(explained.curve) == 0
     assert explained.minimum is None
     assert explained.sentence == "τ = 7 was fixed by the settings"
@@ -159,7 +159,7 @@ def test_custom_reason_is_kept(reason: str) -> None:
         rounds=[*run.rounds[:3], replace(run.rounds[3], reason=reason), *run.rounds[4:]],
     )
     explained = explain(changed, 4)
-    assert (explained.tau, explained.reason) == (run.rounds[3].tau, reason)
+    assert (explained.record.tau, explained.record.reason) == (run.rounds[3].tau, reason)
     assert (len(explained.curve), explained.minimum) == (0, None)
     assert explained.sentence == "the controller gave this reason itself"
     assert explain(changed, 5).curve.tolist() == explain(run, 5).curve.tolist() != []

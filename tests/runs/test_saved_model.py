@@ -4,7 +4,6 @@ versions.
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -101,30 +100,6 @@ def test_safetensors_package_reads_the_file(
     assert header["features"] == ["é", "b=x", "b=y"]
     assert (header["classes"], header["layout"]["target"]) == (list(CLASSES), "z")
     assert header["standardization"]["deviation"] == [3.0, 0.1, 5e-324]
-
-
-@pytest.mark.parametrize("standardization", [None, STANDARDIZATION])
-def test_file_of_an_earlier_version(
-    tmp_path: Path, standardization: Standardization | None
-) -> None:
-    tensors: dict[str, np.ndarray[Any, Any]] = {"w": np.array([1, 2, 3], np.float32)}
-    if standardization is not None:
-        tensors |= {
-            "feature_mean": standardization.mean,
-            "feature_deviation": standardization.deviation,
-            "target": np.array([5.0, 6.0]),
-        }
-    (tmp_path / "m").write_bytes(
-        save(tensors, {"fedbudget": json.dumps({"model": "svm", "classes": CLASSES})})
-    )
-    loaded = SavedModel.load(tmp_path / "m")
-    assert (loaded.w.tolist(), loaded.model, loaded.classes) == ([1, 2, 3], "svm", CLASSES)
-    assert not loaded.complete
-    loaded_standardization = loaded.standardization
-    assert (loaded_standardization is None) == (standardization is None)
-    if loaded_standardization is not None:
-        assert loaded_standardization.mean.tolist() == STANDARDIZATION.mean.tolist()
-        assert loaded_standardization.target_deviation == 6
 
 
 @pytest.mark.parametrize("content", [None, b"", b"nonsense", json.dumps({"w": 1}).encode()])

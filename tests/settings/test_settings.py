@@ -277,10 +277,10 @@ class TestFromPython:
         assert get_type_hints(SettingsOptions, include_extras=True) == fields_of
 
     def test_case_and_task_are_shortcuts(self) -> None:
-        assert Settings.from_python(case=3, nodes=2) == Settings(
+        assert Settings.combined({"nodes": 2}, case=3) == Settings(
             partition="case:3", nodes=2
         )
-        settings = Settings.from_python(task="svm-sgd-mnist", budget="time=2s", phi=1)
+        settings = Settings.combined({"budget": "time=2s", "phi": 1}, task="svm-sgd-mnist")
         assert (settings.dataset, settings.budget, settings.phi) == (
             "mnist",
             ("time=2s",),

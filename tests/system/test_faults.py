@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedbudget import Settings, train
-from fedbudget.data.files import from_arrays
+from fedbudget.data.files import from_shards
 from fedbudget.launch.prepared import Overrides
 from fedbudget.runs.folder import SPARE, Run
 from support.processes import (
@@ -67,7 +67,7 @@ def without_network(present: list[list[int]]) -> bytes:
         partition="files",
     )
     return train_with_absences(
-        settings, Overrides(dataset=from_arrays(sample_shards(3), None)), present
+        settings, Overrides(dataset=from_shards(sample_shards(3), None)), present
     )
 
 

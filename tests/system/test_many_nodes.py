@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget.data.files import from_arrays
+from fedbudget.data.files import from_shards
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
@@ -106,7 +106,7 @@ def _node_data(number: int) -> NodeData:
     rng = np.random.default_rng(number)
     y = np.arange(SAMPLES) % 2
     x = rng.normal(0, 1, (SAMPLES, FEATURES)) + np.where(y, 0.5, -0.5)[:, None]
-    return NodeData(from_arrays([(x, y)], None), [np.arange(SAMPLES)])
+    return NodeData(from_shards([(x, y)], None), [np.arange(SAMPLES)])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedbudget import Settings
-from fedbudget.data.files import from_arrays
+from fedbudget.data.files import from_shards
 from fedbudget.launch.prepared import Overrides
 from fedbudget.models.own import load_model
 from fedbudget.runs.folder import Run
@@ -68,7 +68,7 @@ def in_one_process(folder: Path, present: list[list[int]]) -> bytes:
     known: dict[str, Any] = {**TRAINED, "budget": ("time=1000000s",), "partition": "files"}
     nodes = 1 + max(node for round_ in present for node in round_)
     overrides = Overrides(
-        dataset=from_arrays(sample_shards(nodes), None),
+        dataset=from_shards(sample_shards(nodes), None),
         model=load_model(f"{folder}/net.py:Net"),
     )
     return train_with_absences(Settings(**known), overrides, present)

@@ -220,7 +220,7 @@ class TestLoad:
         (tmp_path / "model.safetensors").write_bytes(
             save({"w": np.ones(2, np.float32)}, header)
         )
-        with pytest.raises(UserError, match="is of an earlier version"):
+        with pytest.raises(UserError, match="written by an earlier version"):
             fedbudget.load(tmp_path)
 
     def test_folder_without_model(self, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,12 +61,12 @@ class Budget:
         {'time': 120.0, 'bytes': 20000000.0}
         """
         given = _parse_limits(texts)
-        for name, limit in given.items():
-            if limit.added:
+        for name, (_, added) in given.items():
+            if added:
                 raise UserError(
                     f"budget {name}: + extends the limit of a resumed run; set `resume` too"
                 )
-        return cls({name: limit.amount for name, limit in given.items()})
+        return cls({name: amount for name, (amount, _) in given.items()})
 
     def extended(self, texts: Iterable[str]) -> "Budget":
         """Return the budget of a resumed run.
@@ -78,12 +77,12 @@ class Budget:
         {'time': 75.0, 'bytes': 1000000.0}
         """
         limits = dict(self.limits)
-        for name, limit in _parse_limits(texts).items():
+        for name, (amount, added) in _parse_limits(texts).items():
             if name not in limits:
                 raise UserError(
                     f"budget {name}: a resumed run keeps its resources, {', '.join(limits)}"
                 )
-            limits[name] = limit.amount + (limits[name] if limit.added else 0.0)
+            limits[name] = amount + (limits[name] if added else 0.0)
         return Budget(limits, self.delta)
 
     @property
@@ -322,24 +321,18 @@ class Ledger:
             raise ValueError(f"the cost statistics are {statistics}")
 
 
-class _Limit(NamedTuple):
-    """A parsed limit; `added` if it extends an existing one."""
-
-    amount: float
-    added: bool
-
-
-def _parse_limits(texts: Iterable[str]) -> dict[str, _Limit]:
-    limits: dict[str, _Limit] = {}
+def _parse_limits(texts: Iterable[str]) -> dict[str, tuple[float, bool]]:
+    """Return the amount of each limit, and whether it extends an existing one."""
+    limits: dict[str, tuple[float, bool]] = {}
     for text in texts:
-        name, limit = _parse_limit(text)
+        name, amount, added = _parse_limit(text)
         if name in limits:
             raise UserError(f"budget {name} is given twice")
-        limits[name] = limit
+        limits[name] = amount, added
     return limits
 
 
-def _parse_limit(text: str) -> tuple[str, _Limit]:
+def _parse_limit(text: str) -> tuple[str, float, bool]:
     limit = _LIMIT.fullmatch(text.strip())
     if limit is None:
         raise UserError(
@@ -363,7 +356,7 @@ def _parse_limit(text: str) -> tuple[str, _Limit]:
     if not (math.isfinite(number) and number > 0):
         raise UserError(f"budget {text!r}: the limit must be a positive number")
     scale = resource.units.get(unit, 1.0)
-    return resource.name, _Limit(number * scale, limit["amount"].startswith("+"))
+    return resource.name, number * scale, limit["amount"].startswith("+")
 
 
 def _resource(name: str) -> Resource:

@@ -31,7 +31,7 @@ evaluated. It exceeds the budget in about half of all runs.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -72,48 +72,12 @@ class Plan:
     stopped_by: str | None = None
 
 
-class SpendingRule(Protocol):
-    """Decides how a budget is spent."""
-
-    def costs(self, ledger: Ledger) -> Costs:
-        """Return the costs with which the controller chooses τ."""
-
-    def reserve(self, ledger: Ledger, tau: int) -> Float64:
-        """Return the amount needed for a round of τ updates and the final loss, [M].
-
-        With τ = 0 it is the amount for the final loss alone.
-        """
-
-    def plan(self, ledger: Ledger, decision: Decision) -> Plan:
-        """Return the coming round, with the chosen τ or the τ that fits."""
-
-    @property
-    def overtime(self) -> float:
-        """Share of a time budget by which a running round may exceed it before it is
-        closed."""
-
-    @property
-    def closing(self) -> float:
-        """Seconds that closing a round takes."""
-
-    @property
-    def evaluation(self) -> Mapping[str, float]:
-        """Cost of an evaluation on the nodes' test samples, by resource, on top of a
-        round."""
-
-    def final_reserve(self, ledger: Ledger, *, judged: bool = True) -> Float64 | None:
-        """Return the amount needed to evaluate the final loss, [M]; None: always evaluate
-        it.
-
-        Args:
-          ledger: the ledger before the final loss.
-          judged: whether the loss of any w except w(0) is known.
-        """
-
-
 @dataclass(frozen=True)
 class CarefulSpending:
     """Keeps the budget, see the top of this file.
+
+    `overtime` is the share of a time budget by which a running round may exceed it before
+    it is closed.
 
     Args:
       tau_max: largest τ of a last round that takes the rest of the budget.
@@ -128,16 +92,19 @@ class CarefulSpending:
     evaluation: Mapping[str, float] = field(default_factory=dict)
 
     def costs(self, ledger: Ledger) -> Costs:
+        """Return the costs with which the controller chooses τ."""
         return ledger.statistics.mean
 
     def reserve(self, ledger: Ledger, tau: int) -> Float64:
-        statistics = ledger.statistics
+        """Return the amount needed for a round of τ updates and the final loss, [M].
+
+        With τ = 0 it is the amount for the final loss alone.
+        """
         taus = (tau, 1) if tau else (1,)
-        over = _certain(statistics.rounds) * statistics.deviation(taus)
-        cost = _mean(statistics.mean, taus) + np.maximum(over, statistics.peak)
-        return cost + self._fixed(ledger, len(taus))
+        return _with_margin(ledger, taus) + self._fixed(ledger, len(taus))
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
+        """Return the coming round, with the chosen τ or the τ that fits."""
         if not ledger.fits(self.reserve(ledger, 1)):
             return Plan(None, stopped_by=ledger.nearest_limit(self.reserve(ledger, 1)))
         tau = decision.tau
@@ -169,6 +136,13 @@ class CarefulSpending:
         return Decision(longer, Reason.SPREAD) if longer > tau else decision
 
     def final_reserve(self, ledger: Ledger, *, judged: bool = True) -> Float64:
+        """Return the amount needed to evaluate the final loss, [M]; None: always evaluate
+        it.
+
+        Args:
+          ledger: the ledger before the final loss.
+          judged: whether the loss of any w except w(0) is known.
+        """
         statistics = ledger.statistics
         deviation = statistics.deviation((1,))
         mean = _mean(statistics.mean, (1,))
@@ -208,11 +182,8 @@ class PrivateSpending(CarefulSpending):
     def reserve(self, ledger: Ledger, tau: int) -> Float64:
         if not tau:
             return np.zeros_like(ledger.spent)
-        statistics = ledger.statistics
-        over = _certain(statistics.rounds) * statistics.deviation((tau,))
-        cost = _mean(statistics.mean, (tau,)) + np.maximum(over, statistics.peak)
         closing = ledger.budget.amounts(time=self.closing)
-        return ledger.budget.without_privacy(cost + closing)
+        return ledger.budget.without_privacy(_with_margin(ledger, (tau,)) + closing)
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
         if ledger.fits(self.reserve(ledger, decision.tau)):
@@ -263,6 +234,10 @@ class PaperSpending:
         return int(fits[binding] * (1 + 1e-12)), list(ledger.budget.limits)[binding]
 
 
+SpendingRule = CarefulSpending | PaperSpending
+"""Decides how a budget is spent."""
+
+
 def open_ledger(budget: Budget, expected: Costs, rule: SpendingRule) -> Ledger:
     """Return a ledger with nothing spent.
 
@@ -298,6 +273,13 @@ def progress(ledger: Ledger, rule: SpendingRule) -> float:
 def _mean(costs: Costs, taus: tuple[int, ...]) -> Float64:
     """Mean total cost of rounds with these τ, [M]."""
     return sum(taus) * costs.step + len(taus) * costs.aggregation
+
+
+def _with_margin(ledger: Ledger, taus: tuple[int, ...]) -> Float64:
+    """Cost of rounds with these τ that is exceeded in 1 % of all cases, [M]."""
+    statistics = ledger.statistics
+    over = _certain(statistics.rounds) * statistics.deviation(taus)
+    return _mean(statistics.mean, taus) + np.maximum(over, statistics.peak)
 
 
 @lru_cache(maxsize=64)

@@ -195,7 +195,7 @@ class AutoStep:
             state = replace(
                 state, steady=min(wanted, most), settled=state.settled or wanted <= most
             )
-        return self._falling(state, inputs.spent)
+        return _fallen(state, inputs.spent, self.fall)
 
     def recover(self, state: AutoStepState, inputs: StepSizeInputs) -> AutoStepState:
         state = _with_beta(state, inputs.beta)
@@ -203,14 +203,12 @@ class AutoStep:
         kappa = state.kappa / 2
         if inputs.beta is not None:
             steady = min(steady, kappa / _upper(state, inputs.beta))
-        return self._falling(replace(state, steady=steady, kappa=kappa), inputs.spent)
-
-    def _falling(self, state: AutoStepState, spent: float) -> AutoStepState:
-        return replace(state, eta=state.steady * _fall_factor(spent, self.fall))
+        state = replace(state, steady=steady, kappa=kappa)
+        return _fallen(state, inputs.spent, self.fall)
 
 
 @dataclass(frozen=True)
-class FallingStep:
+class FallingStep(FixedStep):
     """A fixed η that falls to a fiftieth over the last part of the budget.
 
     Args:
@@ -223,19 +221,14 @@ class FallingStep:
     [0.1, 0.1, 0.05, 0.002]
     """
 
-    adapts: ClassVar[bool] = False
-    eta: float
     fall: float = 0.35
 
     def __post_init__(self) -> None:
-        FixedStep(self.eta)  # checks η
+        super().__post_init__()
         if not 0 < self.fall <= 1:
             raise UserError(
                 f"step-fall must be more than 0 and at most 1, not {self.fall:g}"
             )
-
-    def first(self) -> StepSizeState:
-        return StepSizeState(self.eta)
 
     def next(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
         return StepSizeState(self.eta * _fall_factor(inputs.spent, self.fall))
@@ -336,7 +329,7 @@ class SearchedStep:
     ) -> SearchedStepState:
         """Set η for the middle of the coming round, if that costs as much as the last."""
         middle = min(1.0, inputs.spent + inputs.round_share / 2)
-        return replace(state, eta=state.steady * _fall_factor(middle, self.fall))
+        return _fallen(state, middle, self.fall)
 
 
 def _fall_factor(spent: float, fall: float) -> float:
@@ -346,6 +339,11 @@ def _fall_factor(spent: float, fall: float) -> float:
 
 
 _S = TypeVar("_S", bound=AutoStepState)
+
+
+def _fallen(state: _S, spent: float, fall: float) -> _S:
+    """Set η, with its fall at the end of the budget."""
+    return replace(state, eta=state.steady * _fall_factor(spent, fall))
 
 
 def _with_beta(state: _S, beta: float | None) -> _S:

@@ -302,17 +302,17 @@ def explain(
         _print_json(explanation)
         return
     print(
-        f"round {round}: τ = {explanation.tau}, chosen by {explanation.reason}: "
-        f"{explanation.sentence}."
+        f"round {round}: τ = {explanation.record.tau}, chosen by "
+        f"{explanation.record.reason}: {explanation.sentence}."
     )
     eta = "η is chosen by each node and not reported"
-    if explanation.eta:
-        eta = f"η = {explanation.eta:.4g}"
-    negation = "" if explanation.corrected else "not "
+    if explanation.record.eta:
+        eta = f"η = {explanation.record.eta:.4g}"
+    negation = "" if explanation.record.corrected else "not "
     print(f"{eta}; local updates were {negation}corrected for drift")
-    if explanation.work is not None:
+    if explanation.record.work is not None:
         print(f"{explanation.shared}.")
-        print("\n".join(work_table(explanation.work)))
+        print("\n".join(work_table(explanation.record.work)))
     estimates = explanation.estimates
     if estimates is not None:
         print(
@@ -324,11 +324,12 @@ def explain(
 
 def _print_json(explanation: "Explanation") -> None:
     points = zip(explanation.candidates, explanation.curve, strict=True)
+    record = explanation.record
     names = ("round", "tau", "eta", "corrected", "reason")
-    fields = {name: getattr(explanation, name) for name in names}
+    fields = {name: getattr(record, name) for name in names}
     fields["curve"] = [{"tau": int(tau), "G": float(bound)} for tau, bound in points]
-    if explanation.work is not None:
-        fields["work"] = explanation.work
+    if record.work is not None:
+        fields["work"] = record.work
     print(json.dumps(fields))
 
 
@@ -361,7 +362,7 @@ def chart(explanation: "Explanation") -> list[str]:
         return ["G is not finite at any τ"]
     low = float(finite.min())
     longest = _length(float(finite.max()), low)
-    marked = {"smallest": explanation.minimum or 1, "chosen": explanation.tau}
+    marked = {"smallest": explanation.minimum or 1, "chosen": explanation.record.tau}
     candidates = explanation.candidates
     spaced = np.geomspace(1, len(candidates), _BARS).round().astype(int)
     drawn = {*spaced.tolist(), *marked.values()} & set(candidates.tolist())

@@ -240,7 +240,7 @@ def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
     shortened = replace(snapshot.run, rounds=rounds[max(0, at - 1) : at + 1])
     controller = build_method(snapshot.run.settings).controller
     explanation = explain(shortened, number, controller)
-    marked = {explanation.tau - 1, (explanation.minimum or 0) - 1}
+    marked = {explanation.record.tau - 1, (explanation.minimum or 0) - 1}
     drawn = _drawn(len(explanation.curve), marked)
     return {
         "record": {name: _value(getattr(record, name)) for name in _FIELDS},

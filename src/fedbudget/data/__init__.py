@@ -1,28 +1,13 @@
 """Datasets, and how they are distributed over nodes."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedbudget.data import builtin, files
+from fedbudget.data import files
+from fedbudget.data.builtin import DATASETS
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.read_tables import PLAIN
 from fedbudget.data.tables import TableOptions
 from fedbudget.errors import UserError, unknown
-
-DATASETS: Mapping[str, Callable[[Path | None], Dataset]] = {
-    "digits": builtin.digits,
-    "mnist": builtin.mnist,
-    "fashion-mnist": builtin.fashion_mnist,
-    "cifar-10": builtin.cifar_10,
-    "energy": builtin.energy,
-    "user-knowledge": builtin.user_knowledge,
-    "breast-cancer": builtin.breast_cancer,
-    "diabetes": builtin.diabetes,
-    "wine": builtin.wine,
-    "mnist-small": builtin.mnist_small,
-    "fashion-mnist-small": builtin.fashion_mnist_small,
-}
-"""The named datasets; each function receives the data folder to search first."""
 
 
 def load(

@@ -9,6 +9,7 @@ every feature over the rows of all tables, with missing cells filled. The result
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import float_info
 from typing import Annotated, Literal
 
 import numpy as np
@@ -25,12 +26,14 @@ from fedbudget.data.tables import (
     TextColumn,
 )
 from fedbudget.errors import UserError
-from fedbudget.settings.option import Impute
+from fedbudget.settings.option import Impute, NotNegative
 
 Kind = Literal["number", "category", "unknown"]
 """The kind of a column; unknown if no row has a value."""
 
 _Count = Annotated[int, Meta(ge=1, lt=2**40)]
+_Rows = Annotated[int, Meta(ge=0, lt=2**40)]
+_Finite = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
 
 
 @dataclass(frozen=True)
@@ -70,36 +73,72 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class TableDescription:
-    """What a table publishes about itself. All lists have the same order of columns.
+class ColumnDescription:
+    """What a table publishes about one column.
 
     Args:
-      names: of the columns.
-      kinds: of the columns.
-      rows: number of rows.
-      present: number of values per column; 0 if they are too few to publish.
-      numbers: moments of the values of each numeric column; zeros elsewhere.
-      categories: for each categorical column in order, the number of rows per category.
-      impute: how missing cells are filled, if they are.
-      fills: this table's fill value per numeric column, if it is not the mean; NaN
-        elsewhere.
-      weights: number of rows that support a fill value: all values for a median, those
+      kind: of the column.
+      present: number of values; 0 if they are too few to publish.
+      mean, deviation: of the values of a numeric column.
+      fill: this table's fill value of a numeric column, if it is not the mean.
+      weight: number of rows that support the fill value: all values for a median, those
         equal to it for the most frequent number.
+      counts: number of rows per category.
+    """
+
+    kind: Kind
+    present: _Rows = 0
+    mean: _Finite = 0.0
+    deviation: NotNegative = 0.0
+    fill: _Finite | None = None
+    weight: _Rows = 0
+    counts: Annotated[dict[ColumnName, _Count], Meta(max_length=MOST_CATEGORIES)] = field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def of(
+        cls, values: ColumnValues, impute: Impute | None, fewest: int
+    ) -> "ColumnDescription":
+        """Describe a column; see `TableDescription.of`."""
+        if isinstance(values, TextColumn):
+            counts = values.counts()
+            kind: Kind = "category" if counts else "unknown"
+            return cls(kind, sum(counts.values()), counts=counts)
+        known = values[~np.isnan(values)]
+        if not len(known):
+            return cls("unknown")
+        if len(known) < fewest:
+            return cls("number")
+
+        fill = None
+        weight = 0
+        if impute == "median":
+            fill = float(np.median(known))
+            weight = len(known)
+        elif impute == "most-frequent":
+            distinct, frequency = np.unique(known, return_counts=True)
+            fill = float(distinct[frequency.argmax()])
+            weight = int(frequency.max())
+        mean = float(known.mean())
+        return cls("number", len(known), mean, float(known.std()), fill, weight)
+
+
+@dataclass(frozen=True)
+class TableDescription:
+    """What a table publishes about itself.
+
+    Args:
+      columns: by name, in order.
+      rows: number of rows.
+      impute: how missing cells are filled, if they are.
       dropped, target: as in `Layout`.
       standardise: whether features will be standardised.
     """
 
-    names: tuple[ColumnName, ...]
-    kinds: tuple[Kind, ...]
+    columns: dict[ColumnName, ColumnDescription]
     rows: _Count
-    present: Float64
-    numbers: Moments
-    categories: tuple[
-        Annotated[dict[ColumnName, _Count], Meta(max_length=MOST_CATEGORIES)], ...
-    ] = ()
     impute: Impute | None = None
-    fills: Float64 | None = None
-    weights: Float64 | None = None
     dropped: tuple[ColumnName, ...] = ()
     target: ColumnName | None = None
     standardise: bool = True
@@ -118,27 +157,11 @@ class TableDescription:
         Args:
           fewest: columns with fewer values publish no statistics.
         """
-        summaries = [_summary(each, impute, fewest) for each in table.columns.values()]
-        figures = [
-            (each.present, each.mean, each.deviation, each.fill, each.weight)
-            for each in summaries
-        ]
-        present, mean, deviation, fills, weights = np.array(figures, np.float64).T
-        has_fills = impute not in (None, "mean")
-        return cls(
-            tuple(table.columns),
-            tuple(each.kind for each in summaries),
-            len(table),
-            present,
-            Moments(mean, deviation),
-            tuple(each.counts for each in summaries if each.counts),
-            impute,
-            fills if has_fills else None,
-            weights if has_fills else None,
-            table.dropped,
-            table.target,
-            standardise,
-        )
+        columns = {
+            name: ColumnDescription.of(values, impute, fewest)
+            for name, values in table.columns.items()
+        }
+        return cls(columns, len(table), impute, table.dropped, table.target, standardise)
 
     def require_fit(self, layout: Layout) -> None:
         """Refuse a table that does not match a layout."""
@@ -146,9 +169,9 @@ class TableDescription:
             raise UserError(
                 f"its target is {self.target}, but the others' is {layout.target}: `target`"
             )
-        layout.require_names(self.names, "it")
+        layout.require_names(self.columns, "it")
         for column in layout.columns:
-            own = self.column(column.name)
+            own = self.columns[column.name]
             kind = "number" if column.categories is None else "category"
             if own.kind not in ("unknown", kind):
                 others = "numbers" if column.categories is None else "categories"
@@ -161,59 +184,6 @@ class TableDescription:
                     f"its column {column.name} has missing values, but the first nodes did "
                     "not set `impute`, so there is no replacement for them"
                 )
-
-    def column(self, name: str) -> "_ColumnSummary":
-        """Return the statistics of one column."""
-        index = self.names.index(name)
-        kind = self.kinds[index]
-        present = int(self.present[index])
-        counts: dict[str, int] = {}
-        if kind == "category":
-            counts = self.categories[self.kinds[:index].count("category")]
-            present = sum(counts.values())
-        return _ColumnSummary(
-            kind,
-            present,
-            float(self.numbers.mean[index]),
-            float(self.numbers.deviation[index]),
-            np.nan if self.fills is None else float(self.fills[index]),
-            0 if self.weights is None else int(self.weights[index]),
-            counts,
-        )
-
-
-@dataclass(frozen=True)
-class _ColumnSummary:
-    kind: Kind
-    present: int = 0
-    mean: float = 0.0
-    deviation: float = 0.0
-    fill: float = np.nan
-    weight: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-
-
-def _summary(values: ColumnValues, impute: Impute | None, fewest: int) -> _ColumnSummary:
-    if isinstance(values, TextColumn):
-        counts = values.counts()
-        return _ColumnSummary("category" if counts else "unknown", counts=counts)
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return _ColumnSummary("unknown")
-    if len(known) < fewest:
-        return _ColumnSummary("number")
-
-    fill = np.nan
-    weight = 0
-    if impute == "median":
-        fill = float(np.median(known))
-        weight = len(known)
-    elif impute == "most-frequent":
-        distinct, frequency = np.unique(known, return_counts=True)
-        fill = float(distinct[frequency.argmax()])
-        weight = int(frequency.max())
-    mean = float(known.mean())
-    return _ColumnSummary("number", len(known), mean, float(known.std()), fill, weight)
 
 
 def agree_on_layout(
@@ -236,8 +206,8 @@ def agree_on_layout(
     rows = sum(table.rows for table in tables)
     columns = []
     moments = []
-    for name in first.names:
-        summaries = [table.column(name) for table in tables]
+    for name in first.columns:
+        summaries = [table.columns[name] for table in tables]
         merge = _category if _is_category(name, summaries, names) else _number
         column, own = merge(name, summaries, rows, impute)
         columns.append(column)
@@ -267,8 +237,8 @@ def _require_same_names(
             f"the target is {one.target} in {here} and {other.target} in {there}: "
             "name it with `target`"
         )
-    missing = [name for name in one.names if name not in other.names]
-    extra = [name for name in other.names if name not in one.names]
+    missing = [name for name in one.columns if name not in other.columns]
+    extra = [name for name in other.columns if name not in one.columns]
     wrong = [f"{there} has no column {', '.join(missing)}"] if missing else []
     if extra:
         wrong.append(f"{here} has no column {', '.join(extra)}")
@@ -280,7 +250,7 @@ def _require_same_names(
 
 
 def _is_category(
-    name: str, summaries: Sequence[_ColumnSummary], tables: Sequence[str]
+    name: str, summaries: Sequence[ColumnDescription], tables: Sequence[str]
 ) -> bool:
     kinds = [each.kind for each in summaries]
     if "number" in kinds and "category" in kinds:
@@ -294,7 +264,7 @@ def _is_category(
 
 
 def _category(
-    name: str, summaries: Sequence[_ColumnSummary], rows: int, impute: Impute | None
+    name: str, summaries: Sequence[ColumnDescription], rows: int, impute: Impute | None
 ) -> tuple[LayoutColumn, Moments]:
     counts = Counter[str]()
     for each in summaries:
@@ -308,14 +278,14 @@ def _category(
     fill = None
     if impute is not None:
         fill = max(categories, key=counts.__getitem__)
-        counts[fill] += rows - sum(each.present for each in summaries)
+        counts[fill] += rows - counts.total()
     share = np.array([counts[category] for category in categories]) / rows
     moments = Moments(share, np.sqrt(share * (1 - share)))
     return LayoutColumn(name, categories, fill), moments
 
 
 def _number(
-    name: str, summaries: Sequence[_ColumnSummary], rows: int, impute: Impute | None
+    name: str, summaries: Sequence[ColumnDescription], rows: int, impute: Impute | None
 ) -> tuple[LayoutColumn, Moments]:
     known = [each for each in summaries if each.present]
     if not known:
@@ -336,11 +306,11 @@ def _number(
     return LayoutColumn(name, fill=fill), moments
 
 
-def _typical(known: Sequence[_ColumnSummary], impute: Impute) -> float:
+def _typical(known: Sequence[ColumnDescription], impute: Impute) -> float:
     """Return the weighted median of medians, or the most frequent number of all tables."""
     weights: defaultdict[float, int] = defaultdict(int)
     for each in known:
-        if each.weight:
+        if each.fill is not None:
             weights[each.fill] += each.weight
     values = sorted(weights)
     if impute == "most-frequent":

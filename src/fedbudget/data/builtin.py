@@ -17,7 +17,9 @@ import csv
 import io
 import math
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,26 +71,6 @@ def digits(_: Path | None = None) -> Dataset:
     train = everything.rows(first)
     test = everything.rows(rest)
     return Dataset("digits", train, test, _DIGITS, 1 / 16, parity=True, shape=(1, 8, 8))
-
-
-def mnist(data_dir: Path | None) -> Dataset:
-    """70,000 handwritten digits, 28x28 pixels; binary models separate even from odd."""
-    return _mnist_like("mnist", data_dir, _DIGITS, parity=True)
-
-
-def fashion_mnist(data_dir: Path | None) -> Dataset:
-    """70,000 images of clothes, 28x28 pixels."""
-    return _mnist_like("fashion-mnist", data_dir, _CLOTHES)
-
-
-def mnist_small(data_dir: Path | None) -> Dataset:
-    """5,000 training and 2,000 test images of MNIST, reduced to means of 2x2 pixels."""
-    return _reduced(mnist(data_dir), "mnist-small")
-
-
-def fashion_mnist_small(data_dir: Path | None) -> Dataset:
-    """5,000 training and 2,000 test images of Fashion-MNIST, reduced like MNIST's."""
-    return _reduced(fashion_mnist(data_dir), "fashion-mnist-small")
 
 
 def cifar_10(data_dir: Path | None) -> Dataset:
@@ -165,21 +147,6 @@ def user_knowledge(data_dir: Path | None) -> Dataset:
     return Dataset("user-knowledge", part, classes=_LEVELS, layout=layout)
 
 
-def breast_cancer(_: Path | None = None) -> Dataset:
-    """569 patients with 30 measurements of tumour cells, malignant or benign."""
-    return _scikit_learn_table("breast-cancer", "load_breast_cancer")
-
-
-def diabetes(_: Path | None = None) -> Dataset:
-    """442 patients with ten measurements, to predict their diabetes a year later."""
-    return _scikit_learn_table("diabetes", "load_diabetes")
-
-
-def wine(_: Path | None = None) -> Dataset:
-    """178 wines of three growers, with 13 measurements."""
-    return _scikit_learn_table("wine", "load_wine")
-
-
 def read_idx(
     stream: BinaryIO, path: Path, *, most: int, sides: tuple[int, ...] = ()
 ) -> NDArray[np.uint8]:
@@ -192,16 +159,17 @@ def read_idx(
     """
     shape = _read_shape(stream, path, dimensions=1 + len(sides))
     if not 0 < shape[0] <= most or tuple(shape[1:]) != sides:
-        claimed = " x ".join(map(str, shape))
-        expected = " x ".join(map(str, (most, *sides)))
         raise UserError(
-            f"{path} claims to hold {claimed} bytes; expected at most {expected}"
+            f"{path} claims to hold {' x '.join(map(str, shape))} bytes; "
+            f"expected at most {' x '.join(map(str, (most, *sides)))}"
         )
     size = math.prod(shape)
     contents = at_most(stream, size, path)
     if len(contents) < size:
-        missing = f"{size - len(contents)} of its last {size} bytes"
-        raise UserError(f"{path} is truncated: {missing} are missing")
+        raise UserError(
+            f"{path} is truncated: {size - len(contents)} of its last {size} bytes "
+            "are missing"
+        )
     return contents.reshape(shape)
 
 
@@ -212,9 +180,9 @@ def _read_shape(stream: BinaryIO, path: Path, *, dimensions: int) -> list[int]:
         raise UserError(f"{path} is not an IDX file: it ends within its header")
     zero, kind, rank, *shape = struct.unpack(f">HBB{dimensions}I", header)
     if (zero, kind, rank) != (0, _IDX_BYTES, dimensions):
-        magic = _IDX_BYTES << 8 | dimensions
         raise UserError(
-            f"{path} is not the IDX file expected: its magic number should be {magic}"
+            f"{path} is not the IDX file expected: "
+            f"its magic number should be {_IDX_BYTES << 8 | dimensions}"
         )
     return shape
 
@@ -232,7 +200,7 @@ def read_cifar(stream: BinaryIO, path: Path) -> tuple[NDArray[np.uint8], NDArray
 
 
 def _mnist_like(
-    name: str, data_dir: Path | None, classes: tuple[str, ...], *, parity: bool = False
+    name: str, classes: tuple[str, ...], parity: bool, data_dir: Path | None
 ) -> Dataset:
     paths = find(name, data_dir)
 
@@ -246,10 +214,9 @@ def _mnist_like(
     train = part("train", _MNIST_TRAIN)
     test = part("t10k", _MNIST_TEST)
     if train is None:
-        folder = next(iter(paths.values())).parent
         raise UserError(
             f"{name}: train-images-idx3-ubyte or train-labels-idx1-ubyte is missing in "
-            f"{folder}; run fedbudget data get {name}"
+            f"{next(iter(paths.values())).parent}; run fedbudget data get {name}"
         )
     note = _note(train, _MNIST_TRAIN, test, _MNIST_TEST)
     shape = (1, 28, 28)
@@ -299,7 +266,9 @@ def _note(train: Part, of_train: int, test: Part | None, of_test: int) -> str:
     return ", ".join(parts)
 
 
-def _reduced(dataset: Dataset, name: str) -> Dataset:
+def _reduced(name: str, data_dir: Path | None) -> Dataset:
+    """5,000 training and 2,000 test images, reduced to means of 2x2 pixels."""
+    dataset = DATASETS[name.removesuffix("-small")](data_dir)
     rng = np.random.default_rng(0)
 
     def part(full: Part, size: int) -> Part:
@@ -331,10 +300,10 @@ def _published_table(
     return table.samples(layout.encode(table)), layout
 
 
-def _scikit_learn_table(name: str, loader: str) -> Dataset:
+def _scikit_learn_table(name: str, _: Path | None) -> Dataset:
     with requires_package(f"{name}, a dataset of scikit-learn,"):
         from sklearn import datasets
-    table = getattr(datasets, loader)()
+    table = getattr(datasets, f"load_{name.replace('-', '_')}")()
     classes = tuple(map(str, getattr(table, "target_names", ())))
     labels = table.target.astype(np.int64) if classes else None
     everything = Part(table.data, labels, table.target.astype(np.float64))
@@ -342,3 +311,24 @@ def _scikit_learn_table(name: str, loader: str) -> Dataset:
     test, train = np.split(order, [len(order) // 5])
     dataset = Dataset(name, everything.rows(train), everything.rows(test), classes)
     return dataset.standardised()
+
+
+DATASETS: Mapping[str, Callable[[Path | None], Dataset]] = {
+    "digits": digits,
+    # 70,000 handwritten digits, 28x28 pixels; binary models separate even from odd.
+    "mnist": partial(_mnist_like, "mnist", _DIGITS, True),
+    # 70,000 images of clothes, 28x28 pixels.
+    "fashion-mnist": partial(_mnist_like, "fashion-mnist", _CLOTHES, False),
+    "cifar-10": cifar_10,
+    "energy": energy,
+    "user-knowledge": user_knowledge,
+    # 569 patients with 30 measurements of tumour cells, malignant or benign.
+    "breast-cancer": partial(_scikit_learn_table, "breast-cancer"),
+    # 442 patients with ten measurements, to predict their diabetes a year later.
+    "diabetes": partial(_scikit_learn_table, "diabetes"),
+    # 178 wines of three growers, with 13 measurements.
+    "wine": partial(_scikit_learn_table, "wine"),
+    "mnist-small": partial(_reduced, "mnist-small"),
+    "fashion-mnist-small": partial(_reduced, "fashion-mnist-small"),
+}
+"""The named datasets; each function receives the data folder to search first."""

@@ -13,8 +13,9 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,30 +45,33 @@ class Columns:
 
     Args:
       x: features, [samples, features].
-      numbers: numeric targets, [samples].
-      words: text targets, [samples].
+      targets: numbers or texts, [samples]; None without targets.
       shape: of one sample's features before flattening; empty if they were flat.
       integers: features were whole numbers, but not pixels.
     """
 
     x: Samples
-    numbers: Float64 | None = None
-    words: NDArray[np.str_] | None = None
+    targets: Float64 | NDArray[np.str_] | None = None
     shape: tuple[int, ...] = ()
     integers: bool = False
 
-    def empty(self) -> "Columns":
-        """Return zero samples of the same kind."""
-        numbers = None if self.numbers is None else self.numbers[:0]
-        words = None if self.words is None else self.words[:0]
-        return Columns(self.x[:0], numbers, words, self.shape, self.integers)
+    def rows(self, chosen: Int64) -> "Columns":
+        """Return the chosen samples."""
+        targets = None if self.targets is None else self.targets[chosen]
+        return replace(self, x=self.x[chosen], targets=targets)
+
+    @property
+    def numbers(self) -> Float64 | None:
+        """The targets if they are numbers."""
+        numeric = self.targets is not None and self.targets.dtype.kind == "f"
+        return cast(Float64, self.targets) if numeric else None
 
     @property
     def class_names(self) -> list[str] | None:
         """The target of each sample as a class name."""
-        if self.words is not None:
-            return [str(word) for word in self.words]
-        return None if self.numbers is None else list(map(class_name, self.numbers))
+        if self.numbers is not None:
+            return list(map(class_name, self.numbers))
+        return None if self.targets is None else list(map(str, self.targets))
 
 
 def class_name(number: float) -> str:
@@ -133,17 +137,18 @@ def check_arrays(
         x = x.astype(np.float32)
     _require_finite(name, x, "sample")
 
+    columns = Columns(x, None, shape, integers)
     if y is None:
-        return Columns(x, shape=shape, integers=integers)
+        return columns
     if y.shape != (len(x),):
         raise UserError(f"{name}: y has shape {y.shape}, but x has {len(x)} samples")
     if y.dtype.kind in "US":
-        return Columns(x, words=y.astype(np.str_), shape=shape, integers=integers)
+        return replace(columns, targets=y.astype(np.str_))
     if y.dtype.kind not in "iufb":
         raise UserError(f"{name}: y must be numbers or text, not {y.dtype}")
     numbers = y.astype(np.float64)
     _require_finite(name, numbers, "the target of sample")
-    return Columns(x, numbers, shape=shape, integers=integers)
+    return replace(columns, targets=numbers)
 
 
 def _require_finite(name: str, values: Samples, what: str) -> None:
@@ -152,8 +157,10 @@ def _require_finite(name: str, values: Samples, what: str) -> None:
         return
     bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if len(bad):
-        total = f"{len(bad)} of {len(values)} samples are affected"
-        raise UserError(f"{name}: {what} {bad[0]} is not finite (NaN or infinite); {total}")
+        raise UserError(
+            f"{name}: {what} {bad[0]} is not finite (NaN or infinite); "
+            f"{len(bad)} of {len(values)} samples are affected"
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ whatever the model is.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,9 @@ from fedbudget.data.shards import SampleStore, Table
 from fedbudget.data.tables import Layout, RawTable
 from fedbudget.errors import UserError
 from fedbudget.randomness import Stream, generator
+
+ANY_KIND = "samples"
+"""Storage of samples that are not rows of an array."""
 
 _UNEVEN = 30.0  # ratio of standard deviations, or of mean to deviation, that is warned of
 
@@ -129,6 +134,46 @@ class Dataset:
     def features(self) -> int:
         """The number of features."""
         return int(self.train.x.shape[1])
+
+    @property
+    def stored(self) -> str:
+        """The data type of a feature; `samples` for samples that are not rows."""
+        return str(self.train.x.dtype) if self.store is None else ANY_KIND
+
+    @classmethod
+    def without_samples(
+        cls,
+        name: str,
+        shape: tuple[int, ...],
+        stored: str,
+        classes: tuple[str, ...],
+        *,
+        values: bool,
+        **about: Any,
+    ) -> "Dataset":
+        """Return a dataset without samples.
+
+        Args:
+          shape: of one sample's features.
+          stored: as the property of this name.
+          values: whether there are real targets.
+          about: further arguments of `Dataset`.
+        """
+        any_kind = stored == ANY_KIND
+        dtype = np.dtype(np.int64 if any_kind else stored)
+        part = Part(
+            np.empty((0, prod(shape)), dtype),
+            np.empty(0, np.int64) if classes else None,
+            np.empty(0) if values else None,
+        )
+        return cls(
+            name,
+            part,
+            classes=classes,
+            shape=shape if len(shape) > 1 else (),
+            store=SampleStore([]) if any_kind else None,
+            **about,
+        )
 
     def empty(self) -> "Dataset":
         """Return the metadata without samples."""
@@ -304,12 +349,15 @@ def _scale_warning(x: Samples) -> str | None:
     narrow = order[len(order) // 4 if len(order) > 3 else 0]
     wide = order[-1]
     if deviation[wide] > _UNEVEN * deviation[narrow]:
-        widest = f"{deviation[wide]:.3g} for feature {wide}"
-        other = f"{deviation[narrow]:.3g} for feature {narrow}"
-        sizes = f"standard deviation {widest}, {other}"
-        return f"features are on very different scales ({sizes}): {remedy}"
+        return (
+            f"features are on very different scales (standard deviation "
+            f"{deviation[wide]:.3g} for feature {wide}, "
+            f"{deviation[narrow]:.3g} for feature {narrow}): {remedy}"
+        )
     far = changing[(np.abs(mean[changing]) / deviation[changing]).argmax()]
     if abs(mean[far]) > _UNEVEN * deviation[far]:
-        size = f"mean {mean[far]:.3g}, standard deviation {deviation[far]:.3g}"
-        return f"feature {far} is far from 0 ({size}): {remedy}"
+        return (
+            f"feature {far} is far from 0 (mean {mean[far]:.3g}, "
+            f"standard deviation {deviation[far]:.3g}): {remedy}"
+        )
     return None

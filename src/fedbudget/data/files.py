@@ -88,11 +88,9 @@ def load(
         dataset = from_tables(path.name, raw, options, test_share=test_share)
     else:
         options.require_unused(str(path))
-        read = list(map(read_npz, paths))
+        read = [_with_test(read_npz(each), test_share) for each in paths]
         names = [each.name for each in paths]
-        dataset = from_columns(
-            path.name, read, test_share=test_share, names=names, options=options
-        )
+        dataset = from_columns(path.name, read, options, names)
     if not path.is_dir():
         dataset = replace(dataset, files=())
     return _scaled(dataset, standardise, by_default=tables)
@@ -146,20 +144,27 @@ def from_shards(
       standardise: whether to standardise arrays and DataFrames; by default only the latter.
       names: of the shards, for errors.
     """
+    if not shards:
+        raise UserError("shards must have at least one node's data")
     names = names or [f"shard {number}" for number in range(len(shards))]
     if any(map(is_frame, shards)):
         dataset = _from_frames("shards", shards, names, test, options)
         return _scaled(dataset, standardise, by_default=True)
-    options.require_unused(names[0] if names else "shards")
+    options.require_unused(names[0])
     if all(map(_is_arrays, shards)) and (test is None or _is_arrays(test)):
-        dataset = from_arrays(shards, test, options, names)  # type: ignore[arg-type]
+        nodes = [_columns(*each) for each in zip(names, shards, strict=True)]
+        held = [each.rows(np.arange(0)) for each in nodes]
+        if test is not None:
+            held[0] = _columns("test", test)
+        dataset = from_columns("shards", list(zip(nodes, held, strict=True)), options)
         return _scaled(dataset, standardise, by_default=False)
     if standardise:
         raise UserError(
             "`standardise` is for arrays and DataFrames; other samples are used unchanged"
         )
     sequences = [_sequence(name, shard) for shard, name in zip(shards, names, strict=True)]
-    return replace(_from_sequences("shards", sequences, test), files=_sizes(sequences))
+    dataset = _from_sequences("shards", sequences, test)
+    return replace(dataset, files=tuple(map(len, sequences)))
 
 
 def from_samples(
@@ -190,30 +195,6 @@ def from_samples(
         return dataset
     classes = tuple(map(str, np.unique(labels).tolist()))
     return replace(dataset, train=replace(dataset.train, labels=labels), classes=classes)
-
-
-def from_arrays(
-    shards: Sequence[ArrayShard],
-    test: ArrayShard | None,
-    options: TableOptions = PLAIN,
-    names: Sequence[str] = (),
-) -> Dataset:
-    """Create a dataset from arrays in memory, one shard per node.
-
-    Args:
-      test: the test samples, if any.
-      options: the classes.
-      names: of the shards, for errors.
-    """
-    if not shards:
-        raise UserError("shards must have at least one node's data")
-    names = names or [f"shard {number}" for number in range(len(shards))]
-    nodes = [_columns(name, shard) for name, shard in zip(names, shards, strict=True)]
-    no_test = nodes[0].empty()
-    read: list[tuple[Columns, Columns | None]] = [(columns, no_test) for columns in nodes]
-    if test is not None:
-        read[0] = (nodes[0], _columns("test", test))
-    return from_columns("shards", read, test_share=0.0, options=options)
 
 
 def read_tables(
@@ -257,45 +238,36 @@ def from_tables(
         (train.samples(layout.encode(train)), other.samples(layout.encode(other)))
         for train, other in zip(trained, tested, strict=True)
     ]
-    dataset = from_columns(name, read, test_share=0.0, names=names, options=options)
+    dataset = from_columns(name, read, options, names)
     remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
     return replace(dataset, layout=layout, remarks=(*remarks, *dataset.remarks))
 
 
 def from_columns(
     name: str,
-    read: Sequence[tuple[Columns, Columns | None]],
-    *,
-    test_share: float,
+    read: Sequence[tuple[Columns, Columns]],
+    options: TableOptions,
     names: Sequence[str] = (),
-    options: TableOptions = PLAIN,
 ) -> Dataset:
     """Create a dataset from the training and test samples of several files.
 
     Args:
-      read: training and test samples of each file; without test samples, `test_share` of
-        the training samples is held out.
+      options: the classes.
       names: of the files.
     """
-    everything = [columns for pair in read for columns in pair if columns is not None]
+    everything = [columns for pair in read for columns in pair]
     _require_same_kind(name, everything)
     if options.classes is None:
         classes = _classes(everything)
     else:
         classes = tuple(map(category_name, options.classes))
 
-    trained: list[Part] = []
-    tested: list[Part] = []
+    trained = []
+    tested = []
     for number, (train, test) in enumerate(read):
         file = names[number] if names else name
-        part = _part(file, train, classes)
-        if test is None:
-            kept, held = hold_out(len(part), test_share)
-            trained.append(part.rows(kept))
-            tested.append(part.rows(held))
-        else:
-            trained.append(part)
-            tested.append(_part(file, test, classes))
+        trained.append(_part(file, train, classes))
+        tested.append(_part(file, test, classes))
 
     remark = None
     if classes:
@@ -310,7 +282,7 @@ def from_columns(
         classes,
         _scale(first),
         shape=first.shape,
-        files=_sizes(trained),
+        files=tuple(map(len, trained)),
         integers=all(columns.integers for columns in everything),
         remarks=() if remark is None else (remark,),
     )
@@ -380,7 +352,18 @@ def _require_columns(tables: Sequence[RawTable], options: TableOptions, name: st
                 )
 
 
-def _columns(name: str, shard: ArrayShard) -> Columns:
+def _with_test(
+    read: tuple[Columns, Columns | None], share: float
+) -> tuple[Columns, Columns]:
+    """Hold out a share of the training samples, unless there are test samples."""
+    train, test = read
+    if test is not None:
+        return train, test
+    kept, held = hold_out(len(train.x), share)
+    return train.rows(kept), train.rows(held)
+
+
+def _columns(name: str, shard: Any) -> Columns:
     x, y = shard
     try:
         features = np.asarray(x)
@@ -413,7 +396,7 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _require_same_kind(name: str, files: Sequence[Columns]) -> None:
-    kinds = {(columns.numbers is None, columns.words is None) for columns in files}
+    kinds = {columns.targets is None or columns.targets.dtype.kind for columns in files}
     if len(kinds) != 1:
         raise UserError(
             f"{name}: targets must be numbers in all files, text in all, or in none"
@@ -432,12 +415,12 @@ def _require_same_kind(name: str, files: Sequence[Columns]) -> None:
 
 def _classes(files: Sequence[Columns]) -> tuple[str, ...]:
     """Return the class names in order; empty for real targets or without targets."""
-    if files[0].words is not None:
-        names = {name for columns in files for name in columns.class_names or ()}
-        return tuple(sorted(names, key=class_sort_key))
+    if files[0].targets is None:
+        return ()
     numbers = [columns.numbers for columns in files if columns.numbers is not None]
     if not numbers:
-        return ()
+        names = {name for columns in files for name in columns.class_names or ()}
+        return tuple(sorted(names, key=class_sort_key))
     values = np.unique(np.concatenate(numbers))
     if len(values) > _MOST_CLASSES or (values != np.round(values)).any():
         return ()
@@ -453,10 +436,6 @@ def _part(name: str, columns: Columns, classes: tuple[str, ...]) -> Part:
 
 def _scale(columns: Columns) -> float:
     return 1 / 255 if columns.x.dtype == np.uint8 else 1.0
-
-
-def _sizes(parts: Sequence[Part] | Sequence[SampleSequence]) -> tuple[int, ...]:
-    return tuple(map(len, parts))
 
 
 def _is_pair(shard: Any) -> bool:

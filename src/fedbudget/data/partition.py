@@ -150,16 +150,11 @@ def _by_label(samples: Int64, labels: Int64, nodes: int, rng: np.random.Generato
     Labels are assigned to nodes in turn. A label of several nodes is split evenly.
     """
     present = np.unique(labels[samples])
-    rows: list[list[Int64]] = [[] for _ in range(nodes)]
-    for turn, label in enumerate(present):
-        own = samples[labels[samples] == label]
-        if nodes > len(present):
-            owners = range(turn, nodes, len(present))
-        else:
-            owners = range(turn % nodes, turn % nodes + 1)
-        for node, part in zip(owners, _uniform(own, len(owners), rng), strict=True):
-            rows[node].append(part)
-    return list(map(_joined, rows))
+    owners: list[Sequence[int]] = [[turn % nodes] for turn in range(len(present))]
+    if nodes > len(present):
+        owners = [range(turn, nodes, len(present)) for turn in range(len(present))]
+    own = [samples[labels[samples] == label] for label in present]
+    return _to_owners(own, owners, nodes, rng)
 
 
 def _mixed(samples: Int64, labels: Int64, nodes: int, rng: np.random.Generator) -> Rows:
@@ -217,13 +212,16 @@ def _some_labels(labels: Int64, nodes: int, count: int, rng: np.random.Generator
         others = rng.permutation(np.delete(np.arange(len(present)), first))[: count - 1]
         for label in (first, *others.tolist()):
             owners[label].append(node)
-    rows: list[list[Int64]] = [[] for _ in range(nodes)]
-    for label, own_nodes in zip(present, owners, strict=True):
-        own = np.flatnonzero(labels == label)
+    own = [np.flatnonzero(labels == label) for label in present]
+    return _to_owners(own, owners, nodes, rng)
+
+
+def _to_owners(
+    samples: Rows, owners: Sequence[Sequence[int]], nodes: int, rng: np.random.Generator
+) -> Rows:
+    """Split the samples of each label evenly over the nodes that own it."""
+    rows = [[np.empty(0, np.int64)] for _ in range(nodes)]
+    for own, own_nodes in zip(samples, owners, strict=True):
         for node, part in zip(own_nodes, _uniform(own, len(own_nodes), rng), strict=True):
             rows[node].append(part)
-    return list(map(_joined, rows))
-
-
-def _joined(parts: list[Int64]) -> Int64:
-    return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+    return [np.sort(np.concatenate(parts)) for parts in rows]

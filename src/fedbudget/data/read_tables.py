@@ -12,7 +12,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,10 @@ def parse_csv(
     for index, title in enumerate(header):
         title = title or f"column {index + 1}"
         if len(title) > LONG_NAME:
-            size = f"{len(title)} characters; at most {LONG_NAME} are possible"
-            text = f"the name of column {index + 1} has {size}"
+            text = (
+                f"the name of column {index + 1} has {len(title)} characters; "
+                f"at most {LONG_NAME} are possible"
+            )
             problems.append(Problem("long", title, text))
         if title in columns:
             text = f"two columns are called {title}: give each its own name"
@@ -132,17 +134,19 @@ def is_frame(value: Any) -> bool:
 def from_frame(
     frame: Any, name: str, options: TableOptions = PLAIN, *, labelled: bool = True
 ) -> RawTable:
-    """Read the table in a DataFrame; row numbers start at 0."""
-    if not len(frame):
+    """Read the table in a DataFrame or a mapping of columns; row numbers start at 0."""
+    titles = list(frame.columns if is_frame(frame) else frame)
+    rows = len(frame[titles[0]]) if titles else 0
+    if not rows:
         raise UserError(f"{name} has no rows")
-    columns = {str(title): _cells(np.asarray(frame[title])) for title in frame.columns}
+    columns = {str(title): _cells(np.asarray(frame[title])) for title in titles}
     if len(columns) < 1 + labelled:
         raise UserError(f"{name}: needs at least one feature and the target")
     problems = []
-    if len(columns) < len(list(frame.columns)):
+    if len(columns) < len(titles):
         text = "two columns have the same name: give each its own name"
         problems.append(Problem("twice", "", text))
-    return _table(name, columns, np.arange(len(frame)), options, problems, labelled)
+    return _table(name, columns, np.arange(rows), options, problems, labelled)
 
 
 def _cells(values: Any) -> _Cells:
@@ -206,30 +210,30 @@ def _table(
         raise UserError(f"{name} has no column except the target {target} and dropped ones")
     targets = reader.targets(target, columns[target]) if target in columns else None
     dropped = tuple(title for title in options.drop if title in columns)
-    found = (tuple(problems), tuple(reader.remarks))
-    return RawTable(name, features, target, targets, lines, dropped, *found)
+    noted = (tuple(problems), tuple(reader.remarks))
+    return RawTable(name, features, target, targets, lines, dropped, *noted)
 
 
+@dataclass(frozen=True)
 class _ColumnReader:
     """Converts cells to columns, and records problems and remarks."""
 
-    def __init__(
-        self, lines: list[int], options: TableOptions, problems: list[Problem]
-    ) -> None:
-        self._lines = lines
-        self._options = options
-        self._problems = problems
-        self.remarks: list[str] = []
+    lines: list[int]
+    options: TableOptions
+    problems: list[Problem]
+    remarks: list[str] = field(default_factory=list)
 
     def feature(self, name: str, cells: _Cells) -> ColumnValues:
         values = self._column(name, cells)
         missing = missing_cells(values)
-        if missing.any() and self._options.impute is None:
+        if missing.any() and self.options.impute is None:
             if missing.all():
                 self._note("empty", name, " has no value in any row: `drop` it", "drop")
             else:
-                remedy = "`impute` mean, median or most-frequent, or `drop` it"
-                text = f" has no value in {self._share(missing)}: {remedy}"
+                text = (
+                    f" has no value in {self._share(missing)}: "
+                    "`impute` mean, median or most-frequent, or `drop` it"
+                )
                 self._note("missing", name, text, "impute")
         return values
 
@@ -247,16 +251,17 @@ class _ColumnReader:
                 values = TextColumn.of(texts)
                 self._check_class_names(name, texts)
         if missing.any():
-            text = f", the target, has no value in {self._share(missing)}"
-            self._note("no target", name, f"{text}: leave these rows out")
+            share = self._share(missing)
+            text = f", the target, has no value in {share}: leave these rows out"
+            self._note("no target", name, text)
         if isinstance(values, np.ndarray):
             self._check_finite(name, values, ", the target,")
-        if self._options.classes is not None:
-            self._check_known_classes(name, cells, self._options.classes)
+        if self.options.classes is not None:
+            self._check_known_classes(name, cells, self.options.classes)
         return values
 
     def _column(self, name: str, cells: _Cells) -> ColumnValues:
-        if name in self._options.categorical:
+        if name in self.options.categorical:
             return self._category(name, cells)
         if isinstance(cells, np.ndarray):
             numbers = cells
@@ -268,10 +273,11 @@ class _ColumnReader:
             if parsed.words:
                 example = next(iter(parsed.words))
                 present = len(cells) - int(parsed.missing.sum())
-                count = f"{parsed.words.total()} of {present} rows"
-                where = f"such as {example!r} in {self._row(list(cells).index(example))}"
-                remedy = "correct them, or leave them empty and `impute`"
-                text = f" has numbers, but not in {count}, {where}: {remedy}"
+                text = (
+                    f" has numbers, but not in {parsed.words.total()} of {present} rows, "
+                    f"such as {example!r} in {self._row(list(cells).index(example))}: "
+                    "correct them, or leave them empty and `impute`"
+                )
                 self._note("no number", name, text)
                 # Reported already; NaN would be reported again as missing.
                 numbers = np.where(np.isnan(numbers) & ~parsed.missing, 0.0, numbers)
@@ -280,15 +286,17 @@ class _ColumnReader:
         return numbers
 
     def _text(self, name: str, cells: Sequence[str]) -> ColumnValues:
-        texts = ["" if is_missing(text) else category_name(text) for text in cells]
+        texts = _category_names(cells)
         counts = Counter(filter(None, texts))
         rows = counts.total()
         index = next(index for index, text in enumerate(texts) if text)
         example = f"({_short(cells[index])!r} in {self._row(index)})"
 
         if looks_like_dates(counts):
-            convert = "or convert it to a number, such as days since a fixed date"
-            text = f" looks like a date {example}: `drop` it, {convert}"
+            text = (
+                f" looks like a date {example}: `drop` it, "
+                "or convert it to a number, such as days since a fixed date"
+            )
             self._note("date", name, text, "drop")
         elif (
             len(counts) <= _MOST_DETECTED
@@ -302,47 +310,50 @@ class _ColumnReader:
             text = f" has a different text in {every}, like an ID {example}: `drop` it"
             self._note("ID", name, text, "drop")
         else:
-            values = f" is text with {len(counts)} different values in {rows} rows"
-            remedy = "`drop` it, or add it to `categorical` if it is a category"
-            self._note("text", name, f"{values} {example}: {remedy}", "drop")
+            text = (
+                f" is text with {len(counts)} different values in {rows} rows {example}: "
+                "`drop` it, or add it to `categorical` if it is a category"
+            )
+            self._note("text", name, text, "drop")
         # A placeholder without missing cells, so that no second problem is reported.
         return TextColumn.of(["refused"] * len(texts))
 
     def _category(self, name: str, cells: _Cells) -> TextColumn:
-        texts = map(str, cells)
-        column = TextColumn.of(
-            ["" if is_missing(text) else category_name(text) for text in texts]
-        )
+        column = TextColumn.of(_category_names(map(str, cells)))
         if max(map(len, column.names), default=0) > LONG_NAME:
             text = (
-                f" has a text of more than {LONG_NAME} characters, too long for a category"
+                f" has a text of more than {LONG_NAME} characters, "
+                "too long for a category: `drop` it"
             )
-            self._note("long", name, f"{text}: `drop` it", "drop")
+            self._note("long", name, text, "drop")
         if len(column.names) > MOST_CATEGORIES:
-            most = f"a category can have at most {MOST_CATEGORIES}"
-            text = f" has {len(column.names)} different values; {most}: `drop` it"
+            text = (
+                f" has {len(column.names)} different values; "
+                f"a category can have at most {MOST_CATEGORIES}: `drop` it"
+            )
             self._note("many", name, text, "drop")
         return column
 
     def _check_finite(self, name: str, numbers: Float64, role: str = "") -> None:
         infinite = np.flatnonzero(np.isinf(numbers)).tolist()
         if infinite:
-            text = f"{role} is not finite in {self._rows(infinite)}"
-            self._note("infinite", name, text)
+            self._note("infinite", name, f"{role} is not finite in {self._rows(infinite)}")
 
     def _check_class_names(self, name: str, texts: Sequence[str]) -> None:
-        if self._options.classes is not None:
+        if self.options.classes is not None:
             return
         counts = Counter(filter(None, texts))
         example = next(iter(counts))
         where = f"({_short(example)!r} in {self._row(texts.index(example))})"
         remedy = "name another column with `target`"
         if looks_like_dates(counts):
-            text = f", the target, looks like a date {where}: {remedy}"
-            self._note("date", name, text)
+            self._note("date", name, f", the target, looks like a date {where}: {remedy}")
         elif len(counts) > _MOST_DETECTED and len(counts) > 0.9 * counts.total():
-            text = ", the target, has a different text in nearly every row, like an ID"
-            self._note("ID", name, f"{text} {where}: {remedy}")
+            text = (
+                ", the target, has a different text in nearly every row, "
+                f"like an ID {where}: {remedy}"
+            )
+            self._note("ID", name, text)
 
     def _check_known_classes(
         self, name: str, cells: _Cells, classes: tuple[str, ...]
@@ -353,9 +364,11 @@ class _ColumnReader:
             if not is_missing(cell) and (label := category_name(cell)) not in valid:
                 unknown.setdefault(label, []).append(index)
         for label, rows in unknown.items():
-            text = f", the target, is {label!r} in {self._rows(rows)}"
-            listed = ", ".join(classes)
-            self._note(f"label {label}", name, f"{text}, not one of the `classes` {listed}")
+            text = (
+                f", the target, is {label!r} in {self._rows(rows)}, "
+                f"not one of the `classes` {', '.join(classes)}"
+            )
+            self._note(f"label {label}", name, text)
 
     def _remark_on_id(self, name: str, numbers: Float64) -> None:
         if len(numbers) < 10 or not _ID_NAME.fullmatch(name):
@@ -369,7 +382,7 @@ class _ColumnReader:
     def _note(self, kind: str, column: str, text: str, option: str | None = None) -> None:
         """Record a problem; the text continues after the column's name."""
         value = "mean" if option == "impute" else column
-        self._problems.append(Problem(kind, column, f"{column}{text}", option, value))
+        self.problems.append(Problem(kind, column, f"{column}{text}", option, value))
 
     def _share(self, flags: Any) -> str:
         return f"{flags.sum()} of {len(flags)} rows, such as {self._row(flags.argmax())}"
@@ -379,7 +392,11 @@ class _ColumnReader:
         return f"1 row ({row})" if len(rows) == 1 else f"{len(rows)} rows, such as {row}"
 
     def _row(self, index: int) -> str:
-        return f"row {self._lines[index]}"
+        return f"row {self.lines[index]}"
+
+
+def _category_names(texts: Iterable[str]) -> list[str]:
+    return ["" if is_missing(text) else category_name(text) for text in texts]
 
 
 def _listed(counts: Mapping[str, int]) -> str:

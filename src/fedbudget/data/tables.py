@@ -10,9 +10,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
@@ -72,6 +71,9 @@ class TextColumn:
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    def __getitem__(self, chosen: Int64) -> "TextColumn":
+        return replace(self, codes=self.codes[chosen])
 
     def counts(self) -> dict[str, int]:
         """Return the number of rows per text, without texts that no row has."""
@@ -138,22 +140,15 @@ class RawTable:
 
     def rows(self, chosen: Int64) -> "RawTable":
         """Return the table with only the chosen rows."""
-        columns = {name: _rows(values, chosen) for name, values in self.columns.items()}
-        targets = None if self.targets is None else _rows(self.targets, chosen)
+        columns = {name: values[chosen] for name, values in self.columns.items()}
+        targets = None if self.targets is None else self.targets[chosen]
         return replace(self, columns=columns, targets=targets, lines=self.lines[chosen])
 
     def samples(self, x: Float64) -> Columns:
         """Return the targets together with encoded features [rows, features]."""
         if isinstance(self.targets, TextColumn):
-            names = np.array(self.targets.names, np.str_)
-            return Columns(x, words=names[self.targets.codes])
+            return Columns(x, np.array(self.targets.names)[self.targets.codes])
         return Columns(x, self.targets)
-
-
-def _rows(values: ColumnValues, chosen: Int64) -> ColumnValues:
-    if isinstance(values, TextColumn):
-        return replace(values, codes=values.codes[chosen])
-    return values[chosen]
 
 
 def missing_cells(values: ColumnValues) -> Flags:
@@ -213,26 +208,20 @@ class LayoutColumn:
         """Return the features, [rows, features]. A column without values fits any kind."""
         missing = missing_cells(values)
         if missing.any() and self.fill is None:
-            count = _count(missing.sum(), "missing value")
-            problem = f"{self.name} has {count}, but the model has no replacement for them"
-            raise UserError(f"{problem}: train with `impute`")
+            raise UserError(
+                f"{self.name} has {_count(missing.sum(), 'missing value')}, "
+                "but the model has no replacement for them: train with `impute`"
+            )
         if self.categories is None:
-            return self._encode_numbers(values, missing)
-        return self._encode_categories(values, missing, self.categories)
+            if isinstance(values, TextColumn):
+                if not missing.all():
+                    example = next(iter(values.counts()))
+                    raise UserError(
+                        f"{self.name} has text, such as {example!r}, but it must be numbers"
+                    )
+                values = np.full(len(values), np.nan)
+            return np.where(missing, float(self.fill or 0.0), values)[:, None]
 
-    def _encode_numbers(self, values: ColumnValues, missing: Flags) -> Float64:
-        if isinstance(values, TextColumn):
-            if not missing.all():
-                example = next(iter(values.counts()))
-                raise UserError(
-                    f"{self.name} has text, such as {example!r}, but it must be numbers"
-                )
-            values = np.full(len(values), np.nan)
-        return np.where(missing, float(self.fill or 0.0), values)[:, None]
-
-    def _encode_categories(
-        self, values: ColumnValues, missing: Flags, categories: tuple[str, ...]
-    ) -> Float64:
         if not isinstance(values, TextColumn):
             if not missing.all():
                 raise UserError(
@@ -241,20 +230,13 @@ class LayoutColumn:
                 )
             values = TextColumn(np.full(len(values), -1, np.int32), ())
         # A text that is not a category has the code -1, and no 1 in its row.
-        code = {name: number for number, name in enumerate(categories)}
+        code = {name: number for number, name in enumerate(self.categories)}
         code_of = [code.get(name, -1) for name in (*values.names, str(self.fill))]
         codes = np.array(code_of, np.int64)[values.codes]  # -1, missing, is the fill value
-        encoded = np.zeros((len(codes), len(categories)))
+        encoded = np.zeros((len(codes), len(self.categories)))
         rows = np.flatnonzero(codes >= 0)
         encoded[rows, codes[rows]] = 1.0
         return encoded
-
-    def unseen(self, values: ColumnValues) -> dict[str, int]:
-        """Return the number of rows per category that the layout does not contain."""
-        if self.categories is None or not isinstance(values, TextColumn):
-            return {}
-        counts = values.counts()
-        return {name: counts[name] for name in counts if name not in self.categories}
 
 
 @dataclass(frozen=True)
@@ -331,10 +313,14 @@ class Layout:
 
     def unseen(self, table: RawTable) -> dict[str, dict[str, int]]:
         """Return, by column, the number of rows per category that the layout lacks."""
-        unseen = {
-            column.name: column.unseen(table.columns[column.name])
-            for column in self.columns
-        }
+        unseen = {}
+        for column in self.columns:
+            values = table.columns[column.name]
+            if column.categories is not None and isinstance(values, TextColumn):
+                counts = values.counts()
+                unseen[column.name] = {
+                    name: counts[name] for name in counts if name not in column.categories
+                }
         return {name: counts for name, counts in unseen.items() if counts}
 
     def require_names(self, names: Collection[str], where: str) -> None:
@@ -352,15 +338,6 @@ class Layout:
         if wrong:
             expected = ", ".join(self.names)
             raise UserError(f"{where} {' and '.join(wrong)}; the columns are {expected}")
-
-    def to_json(self) -> Any:
-        """Return the layout as plain values for a file."""
-        return msgspec.to_builtins(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Layout":
-        """Read what `to_json` wrote; raises a ValueError for anything else."""
-        return msgspec.convert(values, cls)
 
 
 def describe_unseen(unseen: Mapping[str, Mapping[str, int]]) -> str:

@@ -21,17 +21,15 @@ from pathlib import Path
 import numpy as np
 
 from fedbudget.arrays import Float32
-from fedbudget.data.dataset import Standardization
-from fedbudget.data.shards import Table
 from fedbudget.errors import UserError, unknown
 from fedbudget.evaluation.kept import KeptModel
 from fedbudget.evaluation.metrics import Tally, metric_names, spread
 from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.evaluation.targets import NOISE, MetricTarget, has_stalled, well_below
 from fedbudget.launch.prepared import PreparedRun, evaluation_points
-from fedbudget.models.base import Model, loss_over
-from fedbudget.protocol.state import Round
+from fedbudget.models.base import loss_over
 from fedbudget.protocol.messages import Broadcast, FinalRound
+from fedbudget.protocol.state import Round
 from fedbudget.runs.record import RoundRecord
 
 
@@ -44,20 +42,6 @@ class HeldOutMetrics:
     metrics: Mapping[str, float] = field(default_factory=dict)
     to_beat: Mapping[str, float] = field(default_factory=dict)
     spread: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls, model: Model, w: Float32, test: Table, units: Standardization | None = None
-    ) -> "HeldOutMetrics":
-        """Evaluate w on local test samples.
-
-        Args:
-          model: the model.
-          w: its parameters, [parameters].
-          test: the samples.
-          units: standardisation of real-valued targets, if they were standardised.
-        """
-        return cls.from_tally(Tally.of(model, w, test, units), model.accuracy(w, test))
 
     @classmethod
     def over_nodes(cls, tallies: Sequence[Tally]) -> "HeldOutMetrics":
@@ -179,11 +163,12 @@ class Evaluator:
         return reached
 
     def _evaluate(self, w: Float32) -> HeldOutMetrics:
-        prepared = self._prepared
-        if prepared.test is None:
+        model = self._prepared.model
+        test = self._prepared.test
+        if test is None:
             return HeldOutMetrics()
-        units = prepared.dataset.standardization
-        return HeldOutMetrics.of(prepared.model, w, prepared.test, units)
+        tally = Tally.of(model, w, test, self._prepared.dataset.standardization)
+        return HeldOutMetrics.from_tally(tally, model.accuracy(w, test))
 
     def _from_nodes(
         self, evaluation: NodeEvaluation | None, broadcast: Broadcast

@@ -8,7 +8,7 @@ Rules:
   bits in any order of the tallies.
 - Metrics are those of scikit-learn on all samples together. The area under the ROC curve
   (AUC) uses scores in `BINS` bins, and a pair of samples in one bin counts as half right.
-  Its error is at most half the fraction of such pairs (`auc_resolution`). Bins have equal
+  Its error is at most half the fraction of such pairs. Bins have equal
   width in z / (2 + |z|), where z is a score or the log-odds of a class. Only the order of
   scores matters, so probabilities near 0 and 1 have bins of their own.
 - A model's own metrics are functions of all samples and do not add up. Over nodes they are
@@ -115,13 +115,6 @@ class ClassCounts:
         """Accuracy of a constant prediction of the most frequent class."""
         return int(self.actual.max()) / int(self.actual.sum())
 
-    @property
-    def auc_resolution(self) -> float:
-        """Largest error of the AUC, due to the bins."""
-        pairs = self._complete_histograms
-        shared = [np.dot(*pair) / np.prod(pair.sum(axis=1)) for pair in pairs]
-        return 0.5 * float(np.mean(shared)) if shared else 0.0
-
     def metrics(self) -> dict[str, float]:
         """Compute the metrics of classes by name."""
         either = (self.actual + self.predicted) > 0
@@ -135,13 +128,13 @@ class ClassCounts:
         }
         if len(self.actual) == 2:
             metrics["f1_binary"] = float(f1[1]) if either[1] else 0.0
-        pairs = self._complete_histograms
+        pairs = self.complete_histograms
         if pairs:
             metrics["auc"] = float(np.mean([_area(*pair) for pair in pairs]))
         return metrics
 
     @property
-    def _complete_histograms(self) -> list[Float64]:
+    def complete_histograms(self) -> list[Float64]:
         """Histograms [2, bins] of the classes that some samples have and others do not."""
         if self.scores is None:
             return []

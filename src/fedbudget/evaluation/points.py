@@ -6,7 +6,7 @@ The final round is the exception: its cost is reserved from the start (budget/sp
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedbudget.arrays import Float64
 from fedbudget.budget.budget import Ledger
@@ -48,7 +48,7 @@ class EvaluationPoints:
         point = (int(share * self.points) + 1) / self.points
         if self.often:
             point = min(point, share * (1 + _EARLY / self.points))
-        return EvaluationPoints(self.points, self.often, max(point, share + cost / SHARE))
+        return replace(self, next=max(point, share + cost / SHARE))
 
 
 @dataclass(frozen=True)

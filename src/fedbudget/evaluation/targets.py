@@ -180,37 +180,26 @@ def overfitting(records: Sequence[RoundRecord]) -> Overfitting | None:
     if len(later) < _MIN_LATER:
         return None
     late = later[-(len(later) // 3) :]
-    rise = _Difference.of(tests[lowest - 1 : lowest + 2], late, noise=later)
-    if not rise.clear or rise.size <= _MIN_RISE * smooth[lowest - 1]:
+    rise = _clear_rise(tests[lowest - 1 : lowest + 2], late, later)
+    if not rise or rise <= _MIN_RISE * smooth[lowest - 1]:
         return None
     losses = [each.loss for each in records]
     around = losses[evaluated[lowest - 1] : evaluated[lowest + 1] + 1]
     last = losses[evaluated[-len(late)] :]
-    fall = _Difference.of(last, around, noise=losses[evaluated[lowest] :])
-    if not fall.clear:
+    if not _clear_rise(last, around, losses[evaluated[lowest] :]):
         return None
     first = records[evaluated[lowest]].round
     return Overfitting(first, smooth[lowest - 1], sum(late) / len(late))
 
 
-@dataclass(frozen=True)
-class _Difference:
-    """Difference between the means of two stretches of values, and its standard error."""
-
-    size: float
-    error: float
-
-    @classmethod
-    def of(
-        cls, lower: Sequence[float], higher: Sequence[float], *, noise: Sequence[float]
-    ) -> "_Difference":
-        size = sum(higher) / len(higher) - sum(lower) / len(lower)
-        share = 1 / len(lower) + 1 / len(higher)
-        return cls(size, math.sqrt(_noise_variance(noise) * share))
-
-    @property
-    def clear(self) -> bool:
-        return self.size > _CERTAIN * self.error
+def _clear_rise(
+    lower: Sequence[float], higher: Sequence[float], noise: Sequence[float]
+) -> float:
+    """Return the difference of two means; 0 if it is within its standard error."""
+    size = sum(higher) / len(higher) - sum(lower) / len(lower)
+    share = 1 / len(lower) + 1 / len(higher)
+    error = math.sqrt(_noise_variance(noise) * share)
+    return size if size > _CERTAIN * error else 0.0
 
 
 def _noise_variance(values: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ Fleets and engines use the `Model` protocol. It has three implementations:
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -132,6 +132,8 @@ class Model(Protocol):
 class BaseModel(ABC):
     """Defaults for the optional parts of a model."""
 
+    _metrics: Mapping[str, Callable[..., Any]] = {}
+
     @property
     @abstractmethod
     def parameters(self) -> int: ...
@@ -152,10 +154,17 @@ class BaseModel(ABC):
     @property
     def own_metrics(self) -> tuple[str, ...]:
         """Names of the metrics that `metrics` returns."""
-        return ()
+        return tuple(self._metrics)
 
     def metrics(self, w: Float32, table: Table) -> Mapping[str, float]:
-        return {}
+        if not self._metrics:
+            return {}
+        predicted, y = self._predict(w, table)
+        return {name: float(metric(predicted, y)) for name, metric in self._metrics.items()}
+
+    def _predict(self, w: Float32, table: Table) -> tuple[Any, Any]:
+        """Return what the functions in `_metrics` compare: predictions, and y."""
+        raise NotImplementedError
 
 
 class LoopModel(BaseModel):
@@ -357,13 +366,16 @@ def first_alike(
     indices: BatchIndices,
     *vectors: Float32 | None,
     eta: float | Float32 = 0.0,
-) -> list[int]:
-    """Return, for each node, the first node that computes the same result.
+) -> tuple[Int64, Int64]:
+    """Return the first of all nodes that compute the same result.
 
-    Two such nodes have the same samples, mini-batches, vectors and step sizes.
+    Such nodes have the same samples, mini-batches, vectors and step sizes.
 
     Args:
       vectors: [nodes, parameters], or [1, parameters] for one vector shared by all nodes.
+
+    Returns:
+      The first nodes, and the index among them of each node's, [nodes].
     """
     alike: dict[tuple[Any, ...], list[int]] = {}
     first = []
@@ -385,7 +397,7 @@ def first_alike(
         else:
             first.append(node)
             candidates.append(node)
-    return first
+    return np.unique(first, return_inverse=True)
 
 
 def compiled_kernels() -> Any | None:

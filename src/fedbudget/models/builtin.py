@@ -12,7 +12,7 @@ The type of a model's `terms` selects its row functions in compiled/rows.py.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -147,15 +147,14 @@ class Softmax(KernelModel):
         gradient = np.column_stack([errors.T @ x, errors.sum(axis=0)])
         return float((log_sums[:, 0] - logits[row, labels]).sum()), gradient.ravel()
 
-    def scores(self, w: Float32, x: Float32) -> Float32:
+    def scores(self, w: Any, x: Any) -> Any:
         weights = w.reshape(self.classes, -1)
         return x @ weights[:, :-1].T + weights[:, -1]
 
     def sample_gradients(self, w: Float32, table: Table, rows: Rows) -> OuterGradients:
         """Gradients of single samples, without regularization."""
         x = features(table, rows)
-        weights = w.reshape(self.classes, -1).astype(np.float64)
-        scores = x @ weights[:, :-1].T + weights[:, -1]
+        scores = self.scores(w.astype(np.float64), x)
         slopes = np.exp(scores - scores.max(axis=1, keepdims=True))
         slopes /= slopes.sum(axis=1, keepdims=True)
         slopes[np.arange(len(rows)), table.y[rows].astype(np.int64)] -= 1

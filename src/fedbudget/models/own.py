@@ -116,18 +116,10 @@ class FunctionModel(LoopModel):
         predicted = self.outputs(w, table)
         return None if predicted is None else float(np.mean(predicted[:, 0] == table.y))
 
-    @property
-    def own_metrics(self) -> tuple[str, ...]:
-        return tuple(self._metrics)
-
-    def metrics(self, w: Float32, table: Table) -> dict[str, float]:
-        predicted = self.outputs(w, table) if self._metrics else None
-        if predicted is None:
-            return {}
-        return {
-            name: float(metric(predicted[:, 0], table.y))
-            for name, metric in self._metrics.items()
-        }
+    def _predict(self, w: Float32, table: Table) -> tuple[Float32, Float32]:
+        predicted = self.outputs(w, table)
+        assert predicted is not None  # metrics need `predict`
+        return predicted[:, 0], table.y
 
 
 def as_model(given: Any, *, device: str = "auto") -> Model:
@@ -138,22 +130,19 @@ def as_model(given: Any, *, device: str = "auto") -> Model:
         default loss; or a function without arguments that returns one of these.
       device: device of PyTorch for a module.
     """
-    if _is_model(given):
-        return _complete(given)
-    if _is_module(given):
-        return _torch_model(given, device)
-    if callable(given):
+    result = given
+    if callable(given) and not _is_model(given) and not _is_module(given):
         require_no_arguments(given)
         with TORCH_RANDOM_LOCK:  # the function may seed PyTorch
             result = given()
-        if _is_model(result):
-            return _complete(result)
-        if _is_module(result):
-            return _torch_model(given, device)
-        given = result
-    raise UserError(
-        f"`model` must be a name, a PyTorch module or a model, not a {type(given).__name__}"
-    )
+    if _is_model(result):
+        return _complete(result)
+    if _is_module(result):
+        from fedbudget.models.torch.model import TorchModel
+
+        return TorchModel(given, device=device)
+    kind = type(result).__name__
+    raise UserError(f"`model` must be a name, a PyTorch module or a model, not a {kind}")
 
 
 def load_model(reference: str, *, device: str = "auto") -> Model:
@@ -197,9 +186,3 @@ def _is_module(given: Any) -> bool:
     return isinstance(given, module) or (
         isinstance(given, type) and issubclass(given, module)
     )
-
-
-def _torch_model(given: Any, device: str) -> Model:
-    from fedbudget.models.torch.model import TorchModel
-
-    return TorchModel(given, device=device)

@@ -15,7 +15,7 @@ let a sample change the sum by more than C.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -34,20 +34,11 @@ _SHRINK = 1 - 1e-6
 C."""
 
 
-class SampleGradients(Protocol):
-    """Gradients of some samples, without regularization."""
-
-    @property
-    def lengths(self) -> Float64:
-        """Norms, [samples]; infinite or NaN for gradients that are not finite."""
-
-    def total(self, weights: Float64) -> Float64:
-        """Return the weighted sum, [parameters]. Samples of weight 0 are skipped."""
-
-
 @dataclass(frozen=True)
 class OuterGradients:
-    """Gradients e_j ⊗ x_j.
+    """Gradients e_j ⊗ x_j, without regularization.
+
+    `lengths` are their norms, [samples], and `total` is a weighted sum, [parameters].
 
     Args:
       slopes: e_j, [samples, scores].
@@ -87,6 +78,10 @@ class GradientRows:
     def total(self, weights: Float64) -> Float64:
         used = weights > 0
         return np.asarray(weights[used] @ self.rows[used].astype(np.float64))
+
+
+SampleGradients = OuterGradients | GradientRows
+"""Gradients of some samples; a norm of infinity or NaN means that one is not finite."""
 
 
 def clipped_sum(model: Model, w: Float32, table: Table, rows: Rows, clip: float) -> Float64:

@@ -290,7 +290,9 @@ def reopen(state: _State) -> _State:
 def with_finite_w(state: _State, method: Method) -> _State:
     """Return the state restarted from w^f if w is not finite and w^f is; else itself."""
     best = state.best
-    if np.isfinite(state.w).all() or not np.isfinite(best).all():
+    vectors = [each for own in state.states.values() for each in own.sent_vectors]
+    finite = all(np.isfinite(each).all() for each in (state.w, *vectors))
+    if finite or not np.isfinite(best).all():
         return state
     after = {
         each.name: each.recovered(state.states.get(each.name)) for each in method.features

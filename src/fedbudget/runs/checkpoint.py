@@ -28,7 +28,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -180,6 +180,7 @@ class Checkpoint:
         return safetensors_parts(arrays, {_KIND: _checksum(arrays, text) + text})
 
 
+@dataclass(eq=False)
 class CheckpointWriter:
     """Writes checkpoints and records in a thread, in order.
 
@@ -195,28 +196,21 @@ class CheckpointWriter:
       conditions: conditions of the run.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        append: Callable[[RoundRecord], None],
-        *,
-        ahead: int,
-        sync: Callable[[], None] = lambda: None,
-        records: tuple[str, ...] = (),
-        interval: float = 0.0,
-        spare: bool = False,
-        conditions: Conditions = Conditions(),
-    ) -> None:
-        self._folder = folder
-        self._append = append
-        self._ahead = ahead
-        self._sync = sync
-        self._last = records[-1:]
-        self._interval = interval
-        self._spare = SpareSpace(folder / SPARE) if spare else None
-        self._conditions = conditions
+    folder: Path
+    append: Callable[[RoundRecord], None]
+    _: KW_ONLY
+    ahead: int
+    sync: Callable[[], None] = lambda: None
+    records: tuple[str, ...] = ()
+    interval: float = 0.0
+    spare: bool = False
+    conditions: Conditions = Conditions()
+
+    def __post_init__(self) -> None:
+        self._last = self.records[-1:]
+        self._spare = SpareSpace(self.folder / SPARE) if self.spare else None
         self._started = time.monotonic()  # of the current checkpoint
-        self._next = self._started + interval  # when the next one is due
+        self._next = self._started + self.interval  # when the next one is due
         self._pause_end = 0.0
         self._changed = threading.Condition()
         self._waiting: list[RoundRecord] = []
@@ -247,11 +241,11 @@ class CheckpointWriter:
         with self._changed:
             self._raise_error()
             self._latest = (state, engine, record)
-            if record is not None and not self._interval:
+            if record is not None and not self.interval:
                 self._waiting.append(record)
             if self._urgent or time.monotonic() >= self._pause_end:
                 self._changed.notify_all()  # otherwise the thread wakes up by itself
-            self._wait_for(lambda: len(self._waiting) <= self._ahead)
+            self._wait_for(lambda: len(self._waiting) <= self.ahead)
 
     def flush(self) -> None:
         """Wait until everything is on disk."""
@@ -278,8 +272,8 @@ class CheckpointWriter:
         return (
             self._closed
             or self._flushing
-            or bool(self._interval)
-            or len(self._waiting) >= max(1, self._ahead - 1)
+            or bool(self.interval)
+            or len(self._waiting) >= max(1, self.ahead - 1)
         )
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
@@ -300,7 +294,7 @@ class CheckpointWriter:
                     return
                 state, engine, record = self._latest
                 records = list(self._waiting)
-                if self._interval and record is not None:
+                if self.interval and record is not None:
                     records = [record]  # earlier ones are on disk
                 self._latest = None
                 self._busy = True
@@ -315,7 +309,7 @@ class CheckpointWriter:
                 if error is None:
                     del self._waiting[: len(records)]
                     now = time.monotonic()
-                    self._next = now + max(self._interval, (now - self._started) / SHARE)
+                    self._next = now + max(self.interval, (now - self._started) / SHARE)
                     self._pause_end = now + _PAUSE
                 self._changed.notify_all()
                 if error is not None:
@@ -323,15 +317,15 @@ class CheckpointWriter:
 
     def _write(self, state: _State, engine: object, records: list[RoundRecord]) -> None:
         lines = tuple(record.to_json() for record in records) or self._last
-        checkpoint = Checkpoint(state, lines, engine, conditions=self._conditions)
-        self._sync()
-        with_retries(lambda: checkpoint.save(self._folder), spare=self._spare)
+        checkpoint = Checkpoint(state, lines, engine, conditions=self.conditions)
+        self.sync()
+        with_retries(lambda: checkpoint.save(self.folder), spare=self._spare)
         if self._spare is not None:
-            size = (self._folder / CHECKPOINT).stat().st_size
+            size = (self.folder / CHECKPOINT).stat().st_size
             self._spare.keep(max(_MIN_SPARE, 2 * size))
         self._last = lines[-1:]
         for record in records:
-            self._append(record)
+            self.append(record)
 
 
 def safetensors_parts(arrays: Arrays, metadata: Mapping[str, str]) -> _Parts:

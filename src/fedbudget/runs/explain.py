@@ -4,7 +4,6 @@ A custom controller may give any text as its reason. It is shown unchanged, with
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from fedbudget.budget.control import (
 )
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run
+from fedbudget.runs.record import RoundRecord
 
 _FROM_G = (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET, Reason.SPREAD, Reason.REST)
 """Reasons of a controller that evaluated G."""
@@ -29,27 +29,15 @@ class Explanation:
     """The decision of one round.
 
     Args:
-      round: number of the round.
-      tau: the chosen τ.
-      reason: a `Reason`, or the text of a custom controller.
+      record: the record of the round.
       candidates, curve: the evaluated τ, and G at each; empty if G was not evaluated.
       estimates: the estimates in G.
-      eta: step size of the round, a parameter of G.
-      corrected: whether local updates were corrected for drift.
-      work: number of updates by node, as in the round's record; None if all made τ.
-      release: published results of a private round, as in its record.
     """
 
-    round: int
-    tau: int
-    reason: str
+    record: RoundRecord
     candidates: Int64
     curve: Float64
     estimates: Estimates | None
-    eta: float
-    corrected: bool
-    work: dict[str, Any] | None = None
-    release: dict[str, float] | None = None
 
     @property
     def minimum(self) -> int | None:
@@ -59,7 +47,7 @@ class Explanation:
     @property
     def sentence(self) -> str:
         """The reason as a sentence."""
-        tau = f"τ = {self.tau}"
+        tau = f"τ = {self.record.tau}"
         smallest = f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""
         sentences: dict[str, str] = {
             Reason.START: "there were no estimates yet, so the run continued with τ = 1",
@@ -82,40 +70,43 @@ class Explanation:
             Reason.PRIVACY: self.private,
             Reason.FINAL: "this last round only evaluated the loss of the final parameters",
         }
-        return sentences.get(self.reason, "the controller gave this reason itself")
+        return sentences.get(self.record.reason, "the controller gave this reason itself")
 
     @property
     def shared(self) -> str:
         """How nodes shared the round, as a sentence; empty if all made τ updates."""
-        if self.work is None:
+        work = self.record.work
+        if work is None:
             return ""
         return (
             "time is the scarcest resource, so faster nodes made more updates than the "
-            f"slowest node's {self.tau}: the round counted as {self.work['effective']:.1f} "
-            f"updates of each node, and nodes were idle for {self.work['mean_idle']:.0%} "
-            f"of the update time instead of {self.work['mean_idle_equal']:.0%} with equal τ"
+            f"slowest node's {self.record.tau}: the round counted as "
+            f"{work['effective']:.1f} updates of each node, and nodes were idle for "
+            f"{work['mean_idle']:.0%} of the update time instead of "
+            f"{work['mean_idle_equal']:.0%} with equal τ"
         )
 
     @property
     def private(self) -> str:
         """Noise and cost of a private round as a sentence; empty if none was planned."""
-        if self.release is None or "noise" not in self.release:
+        release = self.record.private
+        if release is None or "noise" not in release:
             return ""
-        noise = f"{self.release['noise']:.3g}"
-        clip = f"{self.release['clip']:.3g}"
-        rho = f"ρ = {self.release['rho']:.3g}"
-        if "samples" in self.release:
+        noise = f"{release['noise']:.3g}"
+        clip = f"{release['clip']:.3g}"
+        rho = f"ρ = {release['rho']:.3g}"
+        if "samples" in release:
             return (
                 "the privacy budget was divided among the local updates that are worth "
-                f"their noise, and τ = {self.tau} is the smallest with which they fit: "
-                f"gradients of samples were clipped to {clip}, and all uses of a sample in "
-                f"this round had noise of {noise} times that, for {rho}"
+                f"their noise, and τ = {self.record.tau} is the smallest with which they "
+                f"fit: gradients of samples were clipped to {clip}, and all uses of a "
+                f"sample in this round had noise of {noise} times that, for {rho}"
             )
         return (
             "the privacy budget was divided among the rounds whose updates are at least as "
             f"long as their noise: this round had noise of {noise} times the longest "
-            f"update, {clip}, for {rho}; τ = {self.tau} uses the time that is left for "
-            "them, up to 50"
+            f"update, {clip}, for {rho}; τ = {self.record.tau} uses the time that is left "
+            "for them, up to 50"
         )
 
 
@@ -159,15 +150,4 @@ def explain(run: Run, number: int, controller: Controller) -> Explanation:
         )
         candidates = controller.search_range(previous, estimates)
         curve = controller.curve(previous, inputs)
-    return Explanation(
-        number,
-        record.tau,
-        record.reason,
-        candidates,
-        curve,
-        estimates,
-        record.eta,
-        record.corrected,
-        record.work,
-        record.private,
-    )
+    return Explanation(record, candidates, curve, estimates)

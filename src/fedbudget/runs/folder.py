@@ -35,7 +35,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -93,16 +93,12 @@ class RunWriter:
 
     def __init__(self, path: Path, config: str) -> None:
         self.path = path
-        try:
+        with _writing(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if any(path.iterdir()):
                 raise UserError(f"{path} is not empty; a run needs an empty folder")
             self._owner = Ownership(path)
-            self.replace(CONFIG, config.encode())
-            self._rounds = (path / ROUNDS).open("wb", buffering=0)
-            hold(self._rounds)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written to: {error.strerror}") from None
+            self._open(config, b"")
 
     @classmethod
     def resume(cls, path: Path, config: str, records: Sequence[str]) -> "RunWriter":
@@ -156,20 +152,21 @@ class RunWriter:
         path = self.path
         run = Run.open(path)
         summary = _read_summary(path)
-        last = [_from_json(path, line) for line in records]
+        last = [RoundRecord.from_json(line) for line in records]
         kept: list[RoundRecord] = []
         if last:
             kept = [own for own in run.rounds if own.round < last[0].round] + last
         _require_complete(path, [own.round for own in kept])
-        try:
+        with _writing(path):
             if summary is not None:
                 self.replace(SUMMARY, _json(summary | {"status": RUNNING}))
-            self.replace(CONFIG, config.encode())
-            self.replace(ROUNDS, b"".join(_line(own) for own in kept))
-            self._rounds = (path / ROUNDS).open("ab", buffering=0)
-            hold(self._rounds)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written to: {error.strerror}") from None
+            self._open(config, b"".join(map(_line, kept)))
+
+    def _open(self, config: str, records: bytes) -> None:
+        self.replace(CONFIG, config.encode())
+        self.replace(ROUNDS, records)
+        self._rounds = (self.path / ROUNDS).open("ab", buffering=0)
+        hold(self._rounds)
 
     def _append(self, record: RoundRecord) -> None:
         end = (self.path / ROUNDS).stat().st_size
@@ -183,6 +180,14 @@ class RunWriter:
                 self._rounds.truncate(end)
                 self._rounds.seek(end)
             raise
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written to: {error.strerror}") from None
 
 
 def is_run(path: Path) -> bool:
@@ -338,15 +343,6 @@ def _records(text: str) -> list[RoundRecord]:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         records.append(RoundRecord.from_json(rest))
     return records
-
-
-def _from_json(path: Path, line: str) -> RoundRecord:
-    try:
-        return RoundRecord.from_json(line)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path}: the checkpoint's last record cannot be read: {error}"
-        ) from None
 
 
 def _json(summary: Mapping[str, Any]) -> bytes:

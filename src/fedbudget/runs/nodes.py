@@ -9,7 +9,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+@dataclass(eq=False)
 class NodeStatusWriter:
     """Writes the status of nodes on other machines periodically, until it is closed.
 
@@ -67,16 +68,12 @@ class NodeStatusWriter:
       interval: seconds between two writes.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        statuses: Callable[[], Sequence[NodeStatus]],
-        *,
-        interval: float = 1.0,
-    ) -> None:
-        self._folder = folder
-        self._statuses = statuses
-        self._interval = interval
+    folder: Path
+    statuses: Callable[[], Sequence[NodeStatus]]
+    _: KW_ONLY
+    interval: float = 1.0
+
+    def __post_init__(self) -> None:
         self._closed = threading.Event()
         self._last_seen: dict[str, float] = {}
         self._thread = threading.Thread(
@@ -92,10 +89,10 @@ class NodeStatusWriter:
     def _work(self) -> None:
         closed = False
         while not closed:
-            closed = self._closed.wait(self._interval)
+            closed = self._closed.wait(self.interval)
             # The disk may be full, or the network closed.
             with contextlib.suppress(OSError, RuntimeError):
-                self._write(self._statuses())
+                self._write(self.statuses())
 
     def _write(self, nodes: Sequence[NodeStatus]) -> None:
         for node in nodes:
@@ -106,7 +103,7 @@ class NodeStatusWriter:
             listed.sort(key=lambda node: (node.state != "away", -(node.missed or 0)))
         sizes = np.array([node.samples for node in nodes], np.int64)
         count = sum(len(node.numbers) for node in nodes)
-        _write(self._folder, count, sizes, listed[:MAX_LISTED])
+        _write(self.folder, count, sizes, listed[:MAX_LISTED])
 
 
 def _write(folder: Path, count: int, sizes: Int64, listed: Sequence[NodeStatus]) -> None:

@@ -33,6 +33,13 @@ _MARKERS: dict[str, tuple[str, str]] = {
     Reason.FIXED: ("o", BLUE),
     Reason.RECOVERY: ("X", PURPLE),
 }
+# Fields of records in small panels, named by their first letter.
+_SMALL = (
+    ("eta", "η, step size", PURPLE),
+    ("rho", "ρ̂, Lipschitz", BLUE),
+    ("beta", "β̂, smoothness", ORANGE),
+    ("delta", "δ̂, divergence", GREEN),
+)
 # For other reasons, in turn.
 _OTHER_MARKERS = (("D", GREEN), ("v", ORANGE), ("P", BLUE), ("*", VERMILION))
 _LINE_STYLES = ("-", "--", "-.", ":", (0, (1, 3)))
@@ -59,10 +66,8 @@ def plot_run(
     _accuracy(panels["A"], rounds, x)
     chosen_tau(panels["T"], rounds, x)
     _spent(panels["S"], rounds, budget)
-    _small(panels["e"], "eta", "η, step size", PURPLE, rounds, x)
-    _small(panels["r"], "rho", "ρ̂, Lipschitz", BLUE, rounds, x)
-    _small(panels["b"], "beta", "β̂, smoothness", ORANGE, rounds, x)
-    _small(panels["d"], "delta", "δ̂, divergence", GREEN, rounds, x)
+    for name, label, colour in _SMALL:
+        _small(panels[name[0]], name, label, colour, rounds, x)
     unit = f" ({resource.unit})" if resource.unit else ""
     limit = budget[resource.name]
     for name, axis in panels.items():

@@ -16,23 +16,20 @@ The rest is one JSON text in the metadata, under the key `fedbudget`:
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedbudget.arrays import Float32
-from fedbudget.data.dataset import Dataset, Part, Standardization
-from fedbudget.data.shards import SampleStore
+from fedbudget.data.dataset import Dataset, Standardization
 from fedbudget.data.tables import Layout
 from fedbudget.errors import UserError
 from fedbudget.models.base import ModelOptions
 from fedbudget.models.description import NamedTensors
-
-_ANY_KIND = "samples"  # storage of samples that are not rows of an array
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,6 @@ class SavedModel:
       samples: description of the training data, without samples.
       tensors: names and shapes of the tensors in w.
       options: options of a model with a name.
-      complete: whether the file describes samples; files of earlier versions do not.
     """
 
     w: Float32
@@ -53,7 +49,6 @@ class SavedModel:
     samples: Dataset
     tensors: NamedTensors
     options: ModelOptions = field(default_factory=dict)
-    complete: bool = True
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -87,7 +82,7 @@ class SavedModel:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
                 description = json.loads(file.metadata()["fedbudget"])
             if "tensors" not in description:
-                return cls._of_earlier_version(tensors, description)
+                raise ValueError("it was written by an earlier version of fedbudget")
             shapes = {name: tuple(shape) for name, shape in description["tensors"].items()}
             named = NamedTensors(shapes, description["rows"])
             return cls(
@@ -100,27 +95,6 @@ class SavedModel:
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path}: the trained model cannot be read: {error}") from None
 
-    @classmethod
-    def _of_earlier_version(
-        cls, tensors: Mapping[str, Any], description: Mapping[str, Any]
-    ) -> "SavedModel":
-        """Read a file that has w as one tensor and describes little of the samples."""
-        how = None
-        w = tensors["w"]
-        if "feature_mean" in tensors:
-            how = Standardization(
-                tensors["feature_mean"],
-                tensors["feature_deviation"],
-                *tensors["target"].tolist(),
-            )
-        part = Part(np.empty((0, 1 if how is None else len(how.mean))))
-        samples = Dataset(
-            "samples", part, classes=tuple(description["classes"]), standardization=how
-        )
-        return cls(
-            w, description["model"], samples, NamedTensors({"w": w.shape}), complete=False
-        )
-
 
 def _described(samples: Dataset) -> dict[str, Any]:
     """Describe samples by plain values."""
@@ -128,14 +102,14 @@ def _described(samples: Dataset) -> dict[str, Any]:
     return {
         "samples": {
             "shape": samples.shape or (samples.features,),
-            "stored": str(samples.train.x.dtype) if samples.store is None else _ANY_KIND,
+            "stored": samples.stored,
             "scale": samples.scale,
             "integers": samples.integers,
             "parity": samples.parity,
             "values": samples.train.values is not None,
         },
         "features": None if samples.layout is None else samples.layout.feature_names,
-        "layout": None if samples.layout is None else samples.layout.to_json(),
+        "layout": None if samples.layout is None else msgspec.to_builtins(samples.layout),
         "classes": samples.classes,
         "standardization": how
         and {name: np.asarray(value).tolist() for name, value in vars(how).items()},
@@ -146,27 +120,14 @@ def _dataset(description: Mapping[str, Any]) -> Dataset:
     """Return an empty dataset with the described samples."""
     like = description["samples"]
     how = description["standardization"]
-    any_kind = like["stored"] == _ANY_KIND
-    shape = tuple(like["shape"])
-    x = np.empty((0, prod(shape)), np.int64 if any_kind else np.dtype(like["stored"]))
-    labels = np.empty(0, np.int64) if description["classes"] else None
-    return Dataset(
+    if how is not None:
+        mean = np.array(how.pop("mean"))
+        how = Standardization(mean, np.array(how.pop("deviation")), **how)
+    return Dataset.without_samples(
         "samples",
-        Part(x, labels, np.empty(0) if like["values"] else None),
+        tuple(like.pop("shape")),
+        **like,
         classes=tuple(description["classes"]),
-        scale=like["scale"],
-        parity=like["parity"],
-        shape=shape if len(shape) > 1 else (),
-        standardization=how and _standardization(**how),
-        integers=like["integers"],
-        store=SampleStore([]) if any_kind else None,
-        layout=None
-        if description["layout"] is None
-        else Layout.from_json(description["layout"]),
+        standardization=how,
+        layout=msgspec.convert(description["layout"], Layout | None),
     )
-
-
-def _standardization(
-    mean: list[float], deviation: list[float], **target: float
-) -> Standardization:
-    return Standardization(np.array(mean), np.array(deviation), **target)

@@ -474,9 +474,12 @@ class Settings:
         """Merge given values, a task or file, and the defaults of a command, in this order.
 
         Args:
-          given: values by the names of fields.
+          given: values by the names of fields; unknown names are refused.
           case: short for the partition `case:N`.
         """
+        for name in given:
+            if name not in declarations(Settings):
+                raise unknown("argument", name, [*declarations(Settings), "task", "case"])
         require_compatible(
             task=task, config=config, case=case, partition=given.get("partition")
         )
@@ -485,22 +488,6 @@ class Settings:
         file = config if task is None else tasks.path(task)
         from_file = {} if file is None else cls.from_toml(file)
         return cls(**{**defaults_of(command), **from_file, **given})
-
-    @classmethod
-    def from_python(
-        cls,
-        *,
-        command: str = "run",
-        task: str | None = None,
-        config: Path | None = None,
-        case: int | None = None,
-        **options: Any,
-    ) -> "Settings":
-        """Merge arguments of `fedbudget.train` like `combined`; refuse unknown names."""
-        for name in options:
-            if name not in declarations(Settings):
-                raise unknown("argument", name, [*declarations(Settings), "task", "case"])
-        return cls.combined(options, task=task, config=config, case=case, command=command)
 
     @classmethod
     def from_toml(cls, path: Path) -> dict[str, Any]:

@@ -229,11 +229,6 @@ def load(
     if not path.is_file():
         raise UserError(f"{path} does not exist: no run has ended there")
     saved = SavedModel.load(path)
-    if not saved.complete:
-        raise UserError(
-            f"{path} is of an earlier version, without a description of the samples; "
-            "`fedbudget evaluate` can still apply it to whole datasets"
-        )
 
     def build(name: str) -> Model:
         return catalogue.build(name, saved.samples, saved.options, device=device)
@@ -273,13 +268,8 @@ def rebuild(
             f"{path} has a model that was passed from Python, {name}: pass it again, as "
             "`model`, or its file and name, such as net.py:Net"
         )
-    if saved.complete:
-        own = NamedTensors.of(model)
-        saved.tensors.require_same(own, f"in {path}", f"in {model.name}")
-    elif model.parameters != len(saved.w):
-        raise UserError(
-            f"{path} has {len(saved.w)} parameters, but {model.name} has {model.parameters}"
-        )
+    own = NamedTensors.of(model)
+    saved.tensors.require_same(own, f"in {path}", f"in {model.name}")
     return model
 
 
@@ -292,17 +282,17 @@ def table_of(samples: Dataset, x: Any) -> Table:
     """
     layout = samples.layout
     if layout is not None and (is_frame(x) or isinstance(x, Mapping)):
-        frame = x if is_frame(x) else _NamedColumns(x)
-        x = _without_targets(from_frame(frame, "x", _options(layout), labelled=False))
+        if isinstance(x, Mapping):
+            _length(x)  # refuses single values
+        x = _without_targets(from_frame(x, "x", _options(layout), labelled=False))
     if layout is not None and isinstance(x, RawTable):
         x = layout.encode(x)
     elif isinstance(x, Mapping | tuple):
         x = MultiInputSamples(x, np.zeros(_length(x)))
     if samples.store is None or hasattr(x, "__array__"):
         return _from_array(samples, np.asarray(x))
-    numbers = np.arange(len(x))[:, None]
-    targets = np.zeros(len(x), np.float32)
-    return Table(numbers, targets, labels=False, store=SampleStore([x]))
+    part = Part(np.arange(len(x))[:, None])
+    return Dataset("x", part, store=SampleStore([x])).table(part, "none")
 
 
 def read_table(samples: Dataset, path: Path, drop: tuple[str, ...] = ()) -> RawTable:
@@ -332,8 +322,11 @@ def meaning_of(model: Model, samples: Dataset, outputs: int) -> Meaning:
     target = model.target
     classes = samples.classes
     standard = samples.standardization
-    if target == "auto":
-        target, classes = _auto(samples, outputs)
+    if target == "auto":  # a module that keeps class numbers
+        if not classes or all(map(str.isdecimal, classes)):
+            classes = tuple(map(str, range(outputs)))
+        real = samples.train.labels is None if samples.store is None else outputs == 1
+        target = "real" if real else "classes"
     match target:
         case "none":
             return Meaning("value" if isinstance(model, FunctionModel) else "cluster")
@@ -350,17 +343,6 @@ def meaning_of(model: Model, samples: Dataset, outputs: int) -> Meaning:
         case "raw" if samples.train.values is None and classes:
             return Meaning("number", classes)
     return Meaning("value")
-
-
-def _auto(
-    samples: Dataset, outputs: int
-) -> tuple[Literal["classes", "real"], tuple[str, ...]]:
-    """Return target and classes of a module with target `auto`. It keeps class numbers."""
-    classes = samples.classes
-    if not classes or all(map(str.isdecimal, classes)):
-        classes = tuple(map(str, range(outputs)))
-    real = samples.train.labels is None if samples.store is None else outputs == 1
-    return "real" if real else "classes", classes
 
 
 def _is_whole(name: str) -> bool:
@@ -383,29 +365,12 @@ def _without_targets(table: RawTable) -> RawTable:
     return table
 
 
-@dataclass(frozen=True)
-class _NamedColumns:
-    """Columns by name, with the interface of a DataFrame."""
-
-    values: Mapping[str, Any]
-
-    @property
-    def columns(self) -> list[str]:
-        return list(self.values)
-
-    def __len__(self) -> int:
-        return _length(self.values)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
-
-
 def _from_array(samples: Dataset, x: Any) -> Table:
     columns = check_arrays("x", x, None)
     part = Part(columns.x)
     if samples.store is not None:  # the shape of the training samples is unknown
-        shape = columns.shape
-        return _table(columns.x, Dataset("x", part, shape=shape, integers=columns.integers))
+        own = Dataset("x", part, shape=columns.shape, integers=columns.integers)
+        return own.table(part, "none")
     if columns.x.shape[1] != samples.features:
         raise UserError(
             f"x has {columns.x.shape[1]} features, but the model was trained on "
@@ -415,12 +380,7 @@ def _from_array(samples: Dataset, x: Any) -> Table:
         part = samples.standardization.apply(part)
     elif samples.train.x.dtype == np.uint8 and samples.scale != 1:
         _refuse_scaled(columns.x, samples.scale)
-    return _table(part.x, samples)
-
-
-def _table(x: Samples, like: Dataset) -> Table:
-    targets = np.zeros(len(x), np.float32)
-    return Table(x, targets, like.scale, like.shape, like.integers, labels=False)
+    return samples.table(part, "none")
 
 
 def _refuse_scaled(x: Samples, scale: float) -> None:

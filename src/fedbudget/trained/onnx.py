@@ -125,7 +125,10 @@ def _numbers(graph: _Graph, samples: Dataset) -> list[ValueInfoProto]:
         last = "features"
         inputs = [helper.make_tensor_value_info(last, kind, (_SAMPLES, samples.features))]
     else:
-        inputs = [_column_input(column) for column in layout.columns]
+        inputs = []
+        for column in layout.columns:
+            kind = TensorProto.DOUBLE if column.categories is None else TensorProto.STRING
+            inputs.append(helper.make_tensor_value_info(column.name, kind, (_SAMPLES, 1)))
         encoded = [_encoded(graph, column) for column in layout.columns]
         last = graph.add("Concat", encoded, axis=1)
     if standard is not None:
@@ -137,11 +140,6 @@ def _numbers(graph: _Graph, samples: Dataset) -> list[ValueInfoProto]:
     shape = np.array([-1, *(samples.shape or (samples.features,))], np.int64)
     graph.add("Reshape", [last, shape], _NUMBERS)
     return inputs
-
-
-def _column_input(column: LayoutColumn) -> ValueInfoProto:
-    kind = TensorProto.DOUBLE if column.categories is None else TensorProto.STRING
-    return helper.make_tensor_value_info(column.name, kind, (_SAMPLES, 1))
 
 
 def _encoded(graph: _Graph, column: LayoutColumn) -> str:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.data.agreement import Moments, TableDescription
+from fedbudget.data.agreement import ColumnDescription, Moments, TableDescription
 from fedbudget.data.tables import Layout, LayoutColumn
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.encodings import (
@@ -388,19 +388,9 @@ def test_invalid_hellos_are_refused(other: dict[str, Any]) -> None:
         read(Hello, describe(replace(HELLO, **other)))
 
 
-TABLE = TableDescription(
-    ("a", "b"),
-    ("number", "category"),
-    5,
-    np.array([5.0, 0.0]),
-    moments([1.0, 0.0], [2.0, 0.0]),
-    ({"x": 3, "y": 2},),
-    "median",
-    np.array([1.5, math.nan]),
-    np.array([5.0, 0.0]),
-    ("id",),
-    "t",
-)
+NUMBER = ColumnDescription("number", 5, 1.0, 2.0, 1.5, 5)
+CATEGORY = ColumnDescription("category", 5, counts={"x": 3, "y": 2})
+TABLE = TableDescription({"a": NUMBER, "b": CATEGORY}, 5, "median", ("id",), "t")
 NAMED = Hello("me", SamplesDescription((5,), (2,), "float64", table=TABLE))
 
 
@@ -411,30 +401,39 @@ def test_table_description_round_trip() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"names": ("a", "a")},
-        {"names": ("a",)},
-        {"names": ("a", "b\x1b[2J")},
-        {"names": ("a", "x" * 201)},
-        {"kinds": ("number",)},
-        {"kinds": ("number", "date")},
-        {"kinds": ("number", "number")},
+        {"columns": {"a": NUMBER}},
+        {"columns": {"a": NUMBER, "b\x1b[2J": CATEGORY}},
+        {"columns": {"a": NUMBER, "x" * 201: CATEGORY}},
         {"rows": 6},
-        {"present": np.array([6.0, 0.0])},
-        {"present": np.array([-1.0, 0.0])},
-        {"present": np.array([1.5, 0.0])},
-        {"present": np.array([math.nan, 0.0])},
-        {"present": np.array([5.0])},
-        {"numbers": moments([1], [2])},
-        {"numbers": moments([math.inf, 0], [2, 0])},
-        {"categories": ()},
-        {"categories": ({"x": 6},)},
-        {"categories": ({"x": 0},)},
-        {"categories": ({str(number): 1 for number in range(1001)},)},
-        {"categories": ({"x" * 201: 1},)},
         {"impute": "guess"},
-        {"fills": None},
-        {"fills": np.array([math.inf, 0.0])},
-        {"weights": np.array([9.0, 0.0])},
+        *(
+            {"columns": {"a": replace(NUMBER, **wrong), "b": CATEGORY}}
+            for wrong in (
+                {"kind": "date"},
+                {"kind": "category"},
+                {"present": 6},
+                {"present": -1},
+                {"present": 1.5},
+                {"present": math.nan},
+                {"mean": math.inf},
+                {"mean": math.nan},
+                {"deviation": -1.0},
+                {"deviation": math.nan},
+                {"fill": math.inf},
+                {"fill": math.nan},
+                {"weight": 9},
+            )
+        ),
+        *(
+            {"columns": {"a": NUMBER, "b": replace(CATEGORY, counts=counts)}}
+            for counts in (
+                {},
+                {"x": 6},
+                {"x": 0},
+                {str(number): 1 for number in range(1001)},
+                {"x" * 201: 1},
+            )
+        ),
     ],
 )
 def test_invalid_tables_are_refused(other: dict[str, Any]) -> None:

@@ -389,35 +389,18 @@ def _check_samples(samples: SamplesDescription) -> None:
 
 
 def _check_table(table: TableDescription, samples: SamplesDescription) -> None:
-    columns = len(table.names)
     if (
         samples.features is not None
-        or samples.shape != (columns,)
+        or samples.shape != (len(table.columns),)
         or table.rows != sum(samples.sizes)
     ):
         raise PeerError("a table that does not match its samples")
-    lists = (table.kinds, table.present, table.fills, table.weights)
-    if len(set(table.names)) != columns or any(
-        each is not None and len(each) != columns for each in lists
-    ):
-        raise PeerError("columns with different numbers of names, kinds and figures")
-    if table.kinds.count("category") != len(table.categories) or (table.fills is None) != (
-        table.weights is None
-    ):
-        raise PeerError("categories or fill values that do not match the columns")
-    _check_moments(table.numbers, columns)
-    for counts in (table.present, table.weights):
-        if counts is None:
-            continue
-        whole = (counts >= 0) & (counts <= table.rows) & (counts == np.round(counts))
-        if not whole.all():
+    for column in table.columns.values():
+        if (column.kind == "category") != bool(column.counts):
+            raise PeerError("categories that do not match the kind of their column")
+        counted = sum(column.counts.values())
+        if max(column.present, column.weight, counted) > table.rows:
             raise PeerError("a column with an impossible number of rows")
-    if any(sum(counts.values()) > table.rows for counts in table.categories):
-        raise PeerError("a category with more rows than the table")
-    if table.fills is not None and table.weights is not None:
-        used = table.fills[table.weights > 0]
-        if not np.isfinite(used).all():
-            raise PeerError("a fill value that is not finite")
 
 
 def _check_layout(layout: Layout, features: int) -> None:

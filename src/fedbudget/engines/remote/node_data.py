@@ -16,7 +16,6 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.data.tables import describe_unseen
 from fedbudget.engines.noise import SecretNodeNoise
 from fedbudget.engines.remote.task import (
-    ANY_KIND,
     FEWEST,
     SamplesDescription,
     Task,
@@ -85,7 +84,7 @@ class NodeData:
                 fewest=FEWEST,
                 standardise=self.standardise,
             )
-            shape = (len(table.names),)
+            shape = (len(table.columns),)
         elif self.standardise:
             features = Moments.of(part.x[held].astype(np.float64))
         target = None
@@ -94,7 +93,7 @@ class NodeData:
         return SamplesDescription(
             sizes,
             shape,
-            stored=str(part.x.dtype) if dataset.store is None else ANY_KIND,
+            stored=dataset.stored,
             scale=dataset.scale,
             classes=dataset.classes,
             values=part.values is not None,

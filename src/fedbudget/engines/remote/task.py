@@ -8,7 +8,6 @@ become one layout. A node that joins later must fit the agreed description.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from sys import float_info
 from typing import Annotated
 
@@ -22,8 +21,7 @@ from fedbudget.data.agreement import (
     class_sort_key,
 )
 from fedbudget.data.columns import category_name
-from fedbudget.data.dataset import Dataset, Part, Standardization
-from fedbudget.data.shards import SampleStore
+from fedbudget.data.dataset import Dataset, Standardization
 from fedbudget.data.tables import Layout
 from fedbudget.errors import UserError, flag
 from fedbudget.models.base import ModelOptions
@@ -40,9 +38,6 @@ MOST_NODES = 5_000
 
 MOST_UPDATES = 10**9
 MOST_READINGS = 64
-
-ANY_KIND = "samples"
-"""Storage type of samples that are not rows of an array: any Python objects."""
 
 LONG_NAME = 200
 Name = Annotated[str, Meta(max_length=LONG_NAME)]
@@ -111,20 +106,16 @@ class SamplesDescription:
 
     def empty(self) -> Dataset:
         """A dataset of such samples without any sample, to build a model from."""
-        any_kind = self.stored == ANY_KIND
-        dtype = np.int64 if any_kind else np.dtype(self.stored)
-        labels = np.empty(0, np.int64) if self.classes else None
-        values = np.empty(0) if self.values else None
-        return Dataset(
+        return Dataset.without_samples(
             "nodes' data",
-            Part(np.empty((0, prod(self.shape)), dtype), labels, values),
-            classes=self.classes,
+            self.shape,
+            self.stored,
+            self.classes,
+            values=self.values,
             scale=self.scale,
             parity=self.parity,
-            shape=self.shape if len(self.shape) > 1 else (),
             standardization=self.standardization,
             integers=self.integers,
-            store=SampleStore([]) if any_kind else None,
             layout=self.layout,
         )
 

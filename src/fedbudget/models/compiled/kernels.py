@@ -88,116 +88,82 @@ def losses(terms, regularization, w, x, y, scale, rows, start, size, positions, 
         )
 
 
-@njit(cache=True, parallel=True)
-def descend(
-    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group,
-    updates, eta, out, losses, gradients, best_losses,
-):  # fmt: skip
-    """Make updates[i] updates with step size eta[i]; out[i] becomes w_i(t).
+def _driver(over_nodes: Any, over_lanes: Any, most_lanes: int) -> Any:
+    """Compile a driver of local updates; all drivers compute the same bits.
 
-    `losses` and `gradients` receive F_i and ∇F_i before the first update. If `best` has a
-    row, `best_losses` receives the loss there, on the rows of the first update while they
-    are in the cache. If `shift` has rows, shift[i] is added to each gradient of node i
-    before the step. One thread computes all updates of a node, so threads never wait for
-    each other between updates.
+    Args:
+      over_nodes, over_lanes: `prange` for the loop that threads share, `range` for the
+        other one.
+      most_lanes: blocks of a node that are computed at once. The bound keeps memory
+        independent of the shard.
     """
-    batch = positions.shape[2]
-    parameters = out.shape[1]
-    for i in prange(len(start)):
-        count = batch if batch else size[i]
-        partial = np.empty(parameters, np.float32)
-        total = np.empty(parameters, np.float64)
-        gradient = np.empty(parameters, np.float32)
-        out[i] = w[i % len(w)]
-        for update in range(updates[i]):
-            picked = positions[group[i], update]
-            loss = 0.0
-            best_loss = 0.0
-            total[:] = 0
-            for first in range(0, count, BLOCK):
-                last = min(first + BLOCK, count)
-                loss += _block_gradient(
-                    terms, out[i], x, y, scale, rows, start[i], picked, first, last, partial
-                )
-                if update == 0 and len(best):
-                    best_loss += _block_loss(
-                        terms, best[0], x, y, scale, rows, start[i], picked, first, last
-                    )
-                for j in range(parameters):
-                    total[j] += partial[j]
-            if update == 0:
-                losses[i] = loss / count + _penalty(regularization, out[i])
-                if len(best):
-                    best_losses[i] = best_loss / count + _penalty(regularization, best[0])
-            _step(
-                regularization, eta[i], out[i], total, count,
-                gradients[i] if update == 0 else gradient, shift[i : i + 1],
-            )  # fmt: skip
 
+    @njit(cache=True, parallel=True)
+    def driver(
+        terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions,
+        group, updates, eta, out, losses, gradients, best_losses,
+    ):  # fmt: skip
+        """Make updates[i] updates with step size eta[i]; out[i] becomes w_i(t).
 
-@njit(cache=True, parallel=True)
-def descend_few(
-    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group,
-    updates, eta, out, losses, gradients, best_losses,
-):  # fmt: skip
-    """Compute the same bits as `descend`, for fewer nodes than threads.
-
-    Threads share the blocks of a node's batch.
-    """
-    batch = positions.shape[2]
-    parameters = out.shape[1]
-    for i in range(len(start)):
-        count = batch if batch else size[i]
-        blocks = (count + BLOCK - 1) // BLOCK
-        # Blocks that are computed at once. The bound keeps memory independent of the shard.
-        lanes = min(blocks, 16)
-        partial = np.empty((lanes, parameters), np.float32)
-        block_losses = np.empty(lanes)
-        best_block_losses = np.empty(lanes)
-        total = np.empty(parameters, np.float64)
-        gradient = np.empty(parameters, np.float32)
-        out[i] = w[i % len(w)]
-        for update in range(updates[i]):
-            picked = positions[group[i], update]
-            loss = 0.0
-            best_loss = 0.0
-            total[:] = 0
-            for base in range(0, blocks, lanes):
-                active = min(lanes, blocks - base)
-                for lane in prange(active):
-                    first = (base + lane) * BLOCK
-                    last = min(first + BLOCK, count)
-                    block_losses[lane] = _block_gradient(
-                        terms,
-                        out[i],
-                        x,
-                        y,
-                        scale,
-                        rows,
-                        start[i],
-                        picked,
-                        first,
-                        last,
-                        partial[lane],
-                    )
-                    if update == 0 and len(best):
-                        best_block_losses[lane] = _block_loss(
-                            terms, best[0], x, y, scale, rows, start[i], picked, first, last
-                        )
-                for lane in range(active):
-                    loss += block_losses[lane]
-                    if update == 0 and len(best):
+        `losses` and `gradients` receive F_i and ∇F_i before the first update. If `best`
+        has a row, `best_losses` receives the loss there, on the rows of the first update
+        while they are in the cache. If `shift` has rows, shift[i] is added to each
+        gradient of node i before the step.
+        """
+        batch = positions.shape[2]
+        parameters = out.shape[1]
+        for i in over_nodes(len(start)):
+            count = batch if batch else size[i]
+            blocks = (count + BLOCK - 1) // BLOCK
+            lanes = min(blocks, most_lanes)
+            partial = np.empty((lanes, parameters), np.float32)
+            block_losses = np.empty(lanes)
+            best_block_losses = np.zeros(lanes)
+            total = np.empty(parameters, np.float64)
+            gradient = np.empty(parameters, np.float32)
+            out[i] = w[i % len(w)]
+            for update in range(updates[i]):
+                picked = positions[group[i], update]
+                judges = update == 0 and len(best) > 0
+                loss = 0.0
+                best_loss = 0.0
+                total[:] = 0
+                for base in range(0, blocks, lanes):
+                    active = min(lanes, blocks - base)
+                    for lane in over_lanes(active):
+                        first = (base + lane) * BLOCK
+                        last = min(first + BLOCK, count)
+                        block_losses[lane] = _block_gradient(
+                            terms, out[i], x, y, scale, rows, start[i], picked, first, last,
+                            partial[lane],
+                        )  # fmt: skip
+                        if judges:
+                            best_block_losses[lane] = _block_loss(
+                                terms, best[0], x, y, scale, rows, start[i], picked, first,
+                                last,
+                            )  # fmt: skip
+                    for lane in range(active):
+                        loss += block_losses[lane]
                         best_loss += best_block_losses[lane]
-                    for j in range(parameters):
-                        total[j] += partial[lane, j]
-            if update == 0:
-                losses[i] = loss / count + _penalty(regularization, out[i])
-                if len(best):
+                        for j in range(parameters):
+                            total[j] += partial[lane, j]
+                if update == 0:
+                    losses[i] = loss / count + _penalty(regularization, out[i])
+                if judges:
                     best_losses[i] = best_loss / count + _penalty(regularization, best[0])
-            _step(
-                regularization, eta[i], out[i], total, count,
-                gradients[i] if update == 0 else gradient, shift[i : i + 1],
-            )  # fmt: skip
+                _step(
+                    regularization, eta[i], out[i], total, count,
+                    gradients[i] if update == 0 else gradient, shift[i : i + 1],
+                )  # fmt: skip
+
+    return driver
+
+
+descend = _driver(prange, range, 1)
+"""One thread computes all updates of a node: threads never wait for each other."""
+
+descend_few = _driver(range, prange, 16)
+"""Threads share the blocks of a node's batch, for fewer nodes than threads."""
 
 
 @njit(cache=True, parallel=True)

@@ -12,6 +12,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ _KEPT = 4
 """Tables that are kept as tensors, and stores that keep their workers."""
 
 
+@dataclass(eq=False)
 class BatchReader:
     """Reads batches from tables.
 
@@ -52,13 +54,14 @@ class BatchReader:
       workers: processes that read them; 0 for this process.
     """
 
-    def __init__(
-        self, target: Target, device: torch.device, *, collate: Collate | None, workers: int
-    ) -> None:
-        self._target = target
-        self._device = device
-        self._collate = collate or default_collate
-        self._workers = workers
+    target: Target
+    device: torch.device
+    _: KW_ONLY
+    collate: Collate | None
+    workers: int
+
+    def __post_init__(self) -> None:
+        self._join = self.collate or default_collate
         self._tables: dict[int, tuple[Table, Tensor, Tensor]] = {}
         self._loaders: dict[int, tuple[DataLoader[Any], _Plan]] = {}
 
@@ -106,11 +109,11 @@ class BatchReader:
         """Return some rows of arrays."""
         if id(table) not in self._tables:
             _drop_oldest(self._tables)
-            classes = self._target == "classes" or (self._target == "auto" and table.labels)
+            classes = self.target == "classes" or (self.target == "auto" and table.labels)
             y = self.tensor(table.y).to(torch.int64 if classes else torch.float32)
             self._tables[id(table)] = (table, self.tensor(table.x), y)
         _, every_x, every_y = self._tables[id(table)]
-        index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
+        index = torch.from_numpy(rows.astype(np.int64)).to(self.device)
         x = every_x[index].to(torch.int64 if table.integers else torch.float32)
         if table.scale != 1:
             x *= table.scale
@@ -131,14 +134,14 @@ class BatchReader:
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """Return a tensor that shares the memory of a writable array on a CPU."""
         writable = array if array.flags.writeable else array.copy()
-        return torch.from_numpy(writable).to(self._device)
+        return torch.from_numpy(writable).to(self.device)
 
     def _read(self, store: SampleStore, plan: Iterable[_PickedSamples]) -> Iterator[Any]:
-        if not self._workers:
+        if not self.workers:
             samples = _SeededSamples(store)
             for picked in plan:
                 with _restored_random_state():
-                    batch = self._collate(samples.__getitems__(picked))
+                    batch = self._join(samples.__getitems__(picked))
                 yield batch
             return
         if id(store) not in self._loaders:
@@ -147,8 +150,8 @@ class BatchReader:
             loader = DataLoader(
                 _SeededSamples(store),
                 batch_sampler=sampler,
-                collate_fn=self._collate,
-                num_workers=self._workers,
+                collate_fn=self._join,
+                num_workers=self.workers,
                 persistent_workers=True,
             )
             self._loaders[id(store)] = loader, sampler
@@ -160,13 +163,13 @@ class BatchReader:
         """Move tensors to the device, and float64 to float32."""
         if isinstance(part, Tensor):
             kind = torch.float32 if part.dtype == torch.float64 else part.dtype
-            return part.to(self._device, kind)
+            return part.to(self.device, kind)
         if isinstance(part, Mapping):
             return {name: self._on_device(each) for name, each in part.items()}
         if type(part) in (tuple, list):
             return tuple(self._on_device(each) for each in part)
         # Other types of PyTorch have the method too, such as PackedSequence.
-        return part.to(self._device) if hasattr(part, "to") else part
+        return part.to(self.device) if hasattr(part, "to") else part
 
     def _typed(self, y: Any) -> Tensor:
         """Convert targets to the type that the loss needs.
@@ -177,9 +180,9 @@ class BatchReader:
             raise UserError(
                 f"the target of a mini-batch must be a tensor, not a {type(y).__name__}"
             )
-        if self._target == "auto":
+        if self.target == "auto":
             return y if y.is_floating_point() else y.long()
-        return y.long() if self._target == "classes" else y.float()
+        return y.long() if self.target == "classes" else y.float()
 
 
 def call(module: nn.Module, inputs: Any) -> Any:
@@ -263,12 +266,6 @@ class _SeededSamples(MapDataset[Any]):
 
     def __init__(self, store: SampleStore) -> None:
         self._store = store
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    def __getitem__(self, number: int) -> Any:
-        return self._store[number]
 
     def __getitems__(self, picked: _PickedSamples) -> list[Any]:
         numbers, seed = picked

@@ -281,57 +281,37 @@ class TorchModel(BaseModel):
                     return self._all_at_once(w, shards, indices, etas, best, shift)
             except RuntimeError:  # of torch.func; any other error occurs again below
                 self._batches_nodes = False
-        return self._in_turn(w, shards, indices, etas, best, shift)
 
-    def _in_turn(
-        self,
-        w: Float32,
-        shards: Shards,
-        indices: BatchIndices,
-        eta: Float32,
-        best: Float32 | None,
-        shift: Float32 | None,
-    ) -> Descent:
-        nodes = len(shards)
         flat = self._flat
         trained = len(flat.gradient)
-        count = indices.updates_of
-        out = np.empty((nodes, self.parameters), np.float32)
-        losses = np.empty(nodes)
+        unique, alike = first_alike(shards, indices, w, shift, eta=eta)
+        counts = indices.updates_of[unique]
+        out = np.empty((len(unique), self.parameters), np.float32)
+        losses = np.empty(len(unique))
         gradients = np.zeros_like(out)
         best_losses = None
-        first = first_alike(shards, indices, w, shift, eta=eta)
-        updates = [
-            (node, update)
-            for node in range(nodes)
-            if first[node] == node
-            for update in range(count[node])
-        ]
+        pairs = zip(unique.tolist(), counts.tolist(), strict=True)
+        updates = [(node, update) for node, count in pairs for update in range(count)]
         with self._exclusive(train=True):
             batches = self._reader.of_updates(shards, indices, updates, _ROWS)
-            for node in range(nodes):
-                if first[node] < node:
-                    for values in (out, losses, gradients):
-                        values[node] = values[first[node]]
-                    continue
+            for index, node in enumerate(unique):
                 flat.write(w[node % len(w)])
-                step = float(eta[node])
                 along = None
                 if shift is not None:
                     along = self._reader.tensor(shift[node, :trained])
-                for update in range(count[node]):
+                for update in range(counts[index]):
                     loss = self._backward(*next(batches))
                     if update == 0:
-                        losses[node] = float(loss)
-                        gradients[node, :trained] = flat.gradient.cpu().numpy()
+                        losses[index] = float(loss)
+                        gradients[index, :trained] = flat.gradient.cpu().numpy()
                     direction = flat.gradient if along is None else flat.gradient + along
-                    flat.parameters.add_(direction, alpha=-step)
-                out[node] = flat.read()
+                    flat.parameters.add_(direction, alpha=-float(etas[node]))
+                out[index] = flat.read()
             flat.refuse_changed_buffers(self.name)
             if best is not None:
                 with torch.no_grad():
                     best_losses = self._evaluate(best[None], shards, indices)
-        return Descent(out, losses, gradients, best_losses)
+        return Descent(out[alike], losses[alike], gradients[alike], best_losses)
 
     def _all_at_once(
         self,
@@ -417,33 +397,20 @@ class TorchModel(BaseModel):
                 return None
         return float(metric(output, y))
 
-    @property
-    def own_metrics(self) -> tuple[str, ...]:
-        return tuple(self._metrics)
-
-    def metrics(self, w: Float32, table: Table) -> dict[str, float]:
-        if not self._metrics:
-            return {}
-        output, y = self._predict(w, table)
-        return {name: float(metric(output, y)) for name, metric in self._metrics.items()}
-
     def _evaluate(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
-        losses = np.empty(len(shards))
+        losses = []
         at_once = _ROWS if self._flat.module.training else _PREDICTED
-        first = first_alike(shards, indices, w)
-        updates = [(node, 0) for node, other in enumerate(first) if node == other]
+        unique, alike = first_alike(shards, indices, w)
+        updates = [(node, 0) for node in unique.tolist()]
         batches = self._reader.of_updates(shards, indices, updates, at_once)
-        for node, other in enumerate(first):
-            if other < node:
-                losses[node] = losses[other]
-                continue
+        for node, (positions, parts) in zip(unique, batches, strict=True):
             self._flat.write(w[node % len(w)])
-            positions, parts = next(batches)
-            losses[node] = sum(
+            shares = [
                 float(self._loss_of(part, batch)) * len(part) / len(positions)
                 for part, batch in parts
-            )
-        return losses
+            ]
+            losses.append(sum(shares))
+        return np.array(losses)[alike]
 
     def _backward(self, positions: Rows, parts: Iterator[tuple[Rows, Batch]]) -> Tensor:
         """Return the loss at the module's w, with its gradient in `self._flat.gradient`."""

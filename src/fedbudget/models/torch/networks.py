@@ -21,7 +21,11 @@ defaults.
     120 hidden, 84 hidden, softmax (in the loss)
 """
 
-from torch import nn
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
 
 _CHANNELS = 32
 _HIDDEN = 256
@@ -32,12 +36,7 @@ def mlp(features: int, outputs: int) -> nn.Module:
     network = nn.Sequential(
         nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, outputs)
     )
-    for name, parameter in network.named_parameters():
-        if name.endswith("weight"):
-            nn.init.kaiming_normal_(parameter, nonlinearity="relu")
-        else:
-            nn.init.zeros_(parameter)
-    return network
+    return _started(network, partial(nn.init.kaiming_normal_, nonlinearity="relu"), 0.0)
 
 
 def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -80,9 +79,14 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(_HIDDEN, classes),
     )
+    return _started(network, partial(nn.init.trunc_normal_, std=0.1, a=-0.2, b=0.2), 0.1)
+
+
+def _started(network: nn.Module, draw: Callable[[Tensor], Any], bias: float) -> nn.Module:
+    """Draw the weights, and set all biases to one value."""
     for name, parameter in network.named_parameters():
         if name.endswith("weight"):
-            nn.init.trunc_normal_(parameter, std=0.1, a=-0.2, b=0.2)
+            draw(parameter)
         else:
-            nn.init.constant_(parameter, 0.1)
+            nn.init.constant_(parameter, bias)
     return network

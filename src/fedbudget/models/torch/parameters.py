@@ -114,12 +114,10 @@ class FlatModule:
         self._write_statistics(self.module, values)
 
     def _write_statistics(self, module: nn.Module, w: Tensor) -> None:
-        used = self.parameters.numel()
+        buffers = [module.get_buffer(name) for name in self._statistics]
+        parts = _split(w[self.parameters.numel() :], buffers)
         with torch.no_grad():
-            for name in self._statistics:
-                buffer = module.get_buffer(name)
-                values = w[used : used + buffer.numel()].to(buffer.device).view_as(buffer)
-                used += buffer.numel()
+            for name, buffer, values in zip(self._statistics, buffers, parts, strict=True):
                 if name.endswith("running_var"):
                     values = values.clamp(min=0)  # compressed messages may make it negative
                 buffer.copy_(values if buffer.is_floating_point() else values.round())
@@ -145,14 +143,9 @@ class FlatModule:
 
     def named(self, w: Tensor) -> dict[str, Tensor]:
         """Return the parameters in w, [parameters] or [nodes, parameters], by name."""
-        known = dict(self.module.named_parameters())
-        named = {}
-        used = 0
-        for name in self._names:
-            part = w[..., used : used + known[name].numel()]
-            named[name] = part.reshape((*w.shape[:-1], *known[name].shape))
-            used += known[name].numel()
-        return named
+        like = [self.module.get_parameter(name) for name in self._names]
+        parts = _split(w[..., : self.parameters.numel()], like)
+        return dict(zip(self._names, parts, strict=True))
 
     def from_named(self, named: dict[str, Tensor], nodes: int) -> Tensor:
         """Return w, [nodes, parameters], from parameters by name."""
@@ -247,13 +240,20 @@ def _flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
             raise UserError(f"parameters must be float32, not {kind}; call module.float()")
     w = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     gradient = torch.zeros_like(w)
-    used = 0
-    for parameter in parameters:
-        part = slice(used, used + parameter.numel())
-        parameter.data = w[part].view_as(parameter)
-        parameter.grad = gradient[part].view_as(parameter)
-        used += parameter.numel()
+    for parameter, part in zip(parameters, _split(w, parameters), strict=True):
+        parameter.data = part
+    for parameter, part in zip(parameters, _split(gradient, parameters), strict=True):
+        parameter.grad = part
     return w, gradient
+
+
+def _split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of a flat tensor [..., numbers] in the shapes of other tensors."""
+    parts = torch.split(flat, [each.numel() for each in like], dim=-1)
+    return [
+        part.view((*flat.shape[:-1], *each.shape))
+        for part, each in zip(parts, like, strict=True)
+    ]
 
 
 def _is_frozen(part: nn.Module, module: nn.Module) -> bool:

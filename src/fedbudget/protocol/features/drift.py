@@ -228,6 +228,10 @@ class DriftState(FeatureState):
     lasting: float | None = None
     bias: Float32 | None = None
 
+    @property
+    def sent_vectors(self) -> tuple[Float32, ...]:
+        return () if self.coming.mean is None else (self.coming.mean,)
+
     @classmethod
     def first(cls, w: Float32) -> "DriftState":
         empty = np.empty(0, np.int64)

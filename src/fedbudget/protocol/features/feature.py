@@ -17,7 +17,7 @@ A feature that nodes in other processes use must be known there: see `register`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from fedbudget.arrays import Float32, Float64, Int64
@@ -47,6 +47,11 @@ MOST_BEYOND = 1e3
 
 class FeatureState:
     """State of a feature at the aggregator; a subclass is a frozen dataclass."""
+
+    @property
+    def sent_vectors(self) -> tuple[Float32, ...]:
+        """Vectors that follow from w; a run restarts if one is not finite."""
+        return ()
 
     def require_possible(self, w: Float32) -> None:
         """Raise ValueError for values that no run produces; a file may be damaged."""
@@ -439,7 +444,8 @@ class FeatureSettings:
 
     @classmethod
     def of(cls, feature: Feature) -> "FeatureSettings":
-        return cls(type(feature).__name__, dict(vars(feature)))
+        options = {each.name: getattr(feature, each.name) for each in fields(feature)}  # type: ignore[arg-type]
+        return cls(type(feature).__name__, options)
 
     def build(self) -> Feature:
         """Return the feature.

@@ -59,6 +59,10 @@ class MomentumState(FeatureState):
     before: Float32
     share: float
 
+    @property
+    def sent_vectors(self) -> tuple[Float32, ...]:
+        return (self.before,)
+
     def require_possible(self, w: Float32) -> None:
         if not 0 < self.share <= 1:
             raise ValueError(f"momentum is {self.share}")
