@@ -33,7 +33,16 @@ from fedbudget.protocol.combine import (
     TrimmedMean as TrimmedMean,
     WeightedMean as WeightedMean,
 )
-from fedbudget.protocol.messages import Report as Report
+from fedbudget.protocol.features.feature import (
+    Feature as Feature,
+    FeatureState as FeatureState,
+    LocalRound as LocalRound,
+    NodeMemory as NodeMemory,
+    Reported as Reported,
+    RoundResult as RoundResult,
+    register_feature as register_feature,
+)
+from fedbudget.protocol.messages import Part as Part, Report as Report
 from fedbudget.protocol.update import (
     Accelerate as Accelerate,
     Average as Average,

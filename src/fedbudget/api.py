@@ -25,6 +25,7 @@ from fedbudget.launch.resume import CHANGEABLE, load_resumed
 from fedbudget.launch.simulate import launch
 from fedbudget.models.own import as_model
 from fedbudget.protocol.combine import CombineRule
+from fedbudget.protocol.features.feature import Feature
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.result import Result
 from fedbudget.runs.checkpoint import Checkpoint
@@ -74,6 +75,7 @@ def train(
     step_size: float | str | StepSize | None = None,
     update: str | UpdateRule | None = None,
     combine: str | CombineRule | None = None,
+    features: Sequence[Feature] = (),
     callbacks: Sequence[Callback] = (),
     out: str | Path | None = None,
     resume: str | Path | None = None,
@@ -105,6 +107,7 @@ def train(
         object. By default the method decides.
       combine: how the updates of nodes are combined: `mean`, `clipped`, `trimmed`,
         `median`, or an object.
+      features: additions of your own to every round; see `Feature`.
       callbacks: functions called with the record of every round; the run stops when one
         returns True.
       out: folder of the run; without it nothing is written.
@@ -140,6 +143,7 @@ def train(
         step_size=step_size,
         update=update,
         combine=combine,
+        features=tuple(features) or None,
     )
     with launch(
         settings,
@@ -167,6 +171,7 @@ def serve(
     step_size: float | str | StepSize | None = None,
     update: str | UpdateRule | None = None,
     combine: str | CombineRule | None = None,
+    features: Sequence[Feature] = (),
     callbacks: Sequence[Callback] = (),
     out: File | None = None,
     resume: File | None = None,
@@ -190,7 +195,7 @@ def serve(
       model: a name, or a custom model that nodes need too: a PyTorch module or its class,
         any `Model`, a function that creates one, or a file and a name in it, such as
         `net.py:Net`.
-      budget, until, task, controller, step_size, update, combine, callbacks, track: see
+      budget, until, task, controller, step_size, update, combine, features, callbacks, track: see
         `fedbudget.train`.
       data: samples of the aggregator itself, in a form of `fedbudget.join`.
       test: test samples in the same form, or the name of a dataset.
@@ -228,6 +233,7 @@ def serve(
         step_size=step_size,
         update=update,
         combine=combine,
+        features=tuple(features) or None,
     )
     require_compatible(settings, engine="network", data=data, energy_meter=energy_meter)
 

@@ -79,6 +79,7 @@ def build_method(
         spending=PaperSpending() if paper else CarefulSpending(settings.tau_max),
         by_data=by_data,
         by_speed=settings.tau_max if by_speed else None,
+        extra=overrides.features,
     )
 
 

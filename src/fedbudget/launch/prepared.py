@@ -16,6 +16,7 @@ from fedbudget.evaluation.points import EvaluationPoints
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import CombineRule
+from fedbudget.protocol.features.feature import Feature
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources.meters import Meters
@@ -38,9 +39,10 @@ class Overrides:
     step_size: StepSize | None = None
     update: UpdateRule | None = None
     combine: CombineRule | None = None
+    features: tuple[Feature, ...] = ()
 
     def __bool__(self) -> bool:
-        return any(value is not None for value in vars(self).values())
+        return any(value is not None and value != () for value in vars(self).values())
 
 
 NOTHING = Overrides()

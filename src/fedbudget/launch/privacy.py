@@ -81,10 +81,10 @@ def private_rule(settings: Settings, overrides: Overrides, nodes: int) -> Privat
       nodes: number of nodes.
     """
     chosen = (overrides.controller, overrides.combine, overrides.step_size)
-    if any(each is not None for each in chosen):
+    if any(each is not None for each in chosen) or overrides.features:
         raise UserError(
             "a private run chooses τ, noise and step size together: omit `controller`, "
-            "`combine` and `step_size` objects"
+            "`combine`, `step_size` and `features` objects"
         )
     seeded = settings.privacy_noise == "seeded"
     feature: Feature = NodePrivacy(own_steps=automatic_step(settings))

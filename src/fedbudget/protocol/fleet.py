@@ -187,8 +187,9 @@ class Fleet:
             "best_losses": local.best_losses,
             "w": local.w,
         }
-        for feature in self._report:
-            values |= feature.report(local)
+        if not isinstance(broadcast, FinalRound):
+            for feature in self._report:
+                values |= feature.report(local)
         layout = broadcast.report
         for name in layout.vectors[1:]:
             self.sent, values[name] = self.sent.with_field(name, values[name])

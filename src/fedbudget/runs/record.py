@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_LISTED = 200
 """If there are more nodes, a record contains only their means."""
 
-_OPTIONAL = ("metrics", "spread", "work", "private")  # written only if present
+_OPTIONAL = ("metrics", "spread", "work", "private", "extra")  # written only if present
 _MAY_BE_NAN = ("loss", "best_loss", "plain_delta", "corrected_delta")
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -42,6 +42,7 @@ class RoundRecord:
       private: set in a private round. `clip`: largest norm of an update. `noise` and
         `count_noise`: noise relative to the influence of one node, a lower bound if nodes
         add it. `rho`: cost.
+      extra: numbers of features of your own, by name.
     """
 
     round: int
@@ -73,6 +74,7 @@ class RoundRecord:
     spread: dict[str, float] | None = None
     work: dict[str, Any] | None = None
     private: dict[str, float] | None = None
+    extra: dict[str, float] | None = None
 
     @property
     def effective_tau(self) -> float:
@@ -112,7 +114,7 @@ class RoundRecord:
             "b": label(ledger.costs.aggregation),
             "spent": ledger.budget.totals(ledger.spent),
             "work": None if round_.work is None else _work(round_.work),
-            "private": round_.private,
+            "extra": dict(round_.extra) or None,
         }
         if round_.expected is not None:
             values["expected_c"] = label(round_.expected.step)

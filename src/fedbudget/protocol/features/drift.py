@@ -80,7 +80,7 @@ from fedbudget.protocol.features.feature import (
     NodeMemory,
     Reported,
     RoundResult,
-    register,
+    register_feature,
 )
 from fedbudget.protocol.messages import Broadcast, Part, PeerError, Report, TrainRound
 from fedbudget.protocol.sums import LARGEST, Sums, norms, squared_norms
@@ -408,7 +408,7 @@ class Correction(NodeMemory):
         )
 
 
-@register
+@register_feature
 @dataclass(frozen=True)
 class DriftCorrection(Feature):
     """Drift correction.

@@ -65,7 +65,7 @@ from fedbudget.protocol.features.feature import (
     NodeMemory,
     Reported,
     RoundResult,
-    register,
+    register_feature,
 )
 from fedbudget.protocol.messages import Broadcast, TrainRound
 from fedbudget.protocol.sums import (
@@ -140,7 +140,7 @@ class _Measured:
     probes: bool = False
 
 
-@register
+@register_feature
 @dataclass(frozen=True)
 class EstimateSlopes(Feature):
     """Estimates of ρ, β and δ.

@@ -13,7 +13,7 @@ that a feature does not define costs nothing. States are frozen dataclasses: sub
 Features run in the order of `Method.features`, and a feature may read the states of those
 before it.
 
-A feature that nodes in other processes use must be known there: see `register`.
+A feature that nodes in other processes use must be known there: see `register_feature`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -319,7 +319,7 @@ class Feature:
         """Follow the local updates: `local.w` is set."""
 
     def report(self, local: LocalRound) -> Mapping[str, Float64 | Float32]:
-        """Return the reported numbers and vectors, by name."""
+        """Return the reported numbers and vectors, by name; not called in a final round."""
         return {}
 
     def compact(self, state: FleetState) -> FleetState:
@@ -465,7 +465,7 @@ class FeatureSettings:
             raise PeerError(f"the feature {self.kind} cannot be used: {error}") from None
 
 
-def register(kind: type[F]) -> type[F]:
+def register_feature(kind: type[F]) -> type[F]:
     """Make a feature known in this process. Use it as a decorator of the class.
 
     The aggregator's process and every node's process must have the class, because only its

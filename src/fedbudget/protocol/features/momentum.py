@@ -26,7 +26,7 @@ from fedbudget.protocol.features.feature import (
     LocalRound,
     NodeMemory,
     RoundResult,
-    register,
+    register_feature,
 )
 from fedbudget.protocol.messages import FinalRound, Part, PeerError, TrainRound
 from fedbudget.protocol.update import with_statistics_of
@@ -77,7 +77,7 @@ class MomentumMemory(NodeMemory):
     before: Float32
 
 
-@register
+@register_feature
 @dataclass(frozen=True)
 class Momentum(Feature):
     """Momentum at nodes.

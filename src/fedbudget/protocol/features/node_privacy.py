@@ -76,7 +76,7 @@ from fedbudget.protocol.features.feature import (
     FeatureState,
     LocalRound,
     NodeTimes,
-    register,
+    register_feature,
 )
 from fedbudget.protocol.messages import (
     Broadcast,
@@ -172,7 +172,7 @@ class PrivacyState(FeatureState):
             raise ValueError(f"a private round is {self}")
 
 
-@register
+@register_feature
 @dataclass(frozen=True)
 class NodePrivacy(Feature):
     """What nodes of a private run report.

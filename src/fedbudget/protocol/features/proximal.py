@@ -14,11 +14,11 @@ from typing import ClassVar
 import numpy as np
 
 from fedbudget.arrays import Float32
-from fedbudget.protocol.features.feature import Feature, LocalRound, register
+from fedbudget.protocol.features.feature import Feature, LocalRound, register_feature
 from fedbudget.protocol.update import with_statistics_of
 
 
-@register
+@register_feature
 @dataclass(frozen=True)
 class Proximal(Feature):
     """FedProx.

@@ -73,7 +73,7 @@ from fedbudget.budget.spending import SpendingRule
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.models import per_sample
 from fedbudget.models.base import Descent
-from fedbudget.protocol.features.feature import Feature, LocalRound, NodeTimes, register
+from fedbudget.protocol.features.feature import Feature, LocalRound, NodeTimes, register_feature
 from fedbudget.protocol.features.node_privacy import (
     FEWEST_ROUNDS,
     MEASURED,
@@ -211,7 +211,7 @@ def _chosen(taus: Int64, rounds: Float64, progress: SampleProgress) -> int:
     return int(np.argmax(np.where(often, updates, 0)))
 
 
-@register
+@register_feature
 @dataclass(frozen=True)
 class SamplePrivacy(Feature):
     """Local updates of nodes whose samples are protected."""

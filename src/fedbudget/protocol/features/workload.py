@@ -62,7 +62,7 @@ from fedbudget.protocol.features.feature import (
     LocalRound,
     NodeTimes,
     RoundResult,
-    register,
+    register_feature,
 )
 from fedbudget.protocol.messages import Broadcast, Part, PeerError
 
@@ -385,7 +385,7 @@ class _Workload(Feature):
         return {"work": WorkShares.of(result.broadcast, result.times)}
 
 
-@register
+@register_feature
 @dataclass(frozen=True)
 class SpeedWorkload(_Workload):
     """Faster nodes make more local updates, if time is the scarcest resource.
@@ -434,7 +434,7 @@ class SpeedWorkload(_Workload):
         return WorkloadState(state.times)
 
 
-@register
+@register_feature
 @dataclass(frozen=True)
 class DataWorkload(_Workload):
     """Nodes make local updates in proportion to their samples: FedNova.
