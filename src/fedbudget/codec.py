@@ -1,160 +1,378 @@
-"""Conversion of frozen dataclasses to plain values and named arrays, and back.
+"""One codec for dataclasses: checkpoints, messages between machines, Flower's memories.
 
-Messages and saved states use it:
+A `Codec` is built once for an annotated type. It turns a value into plain values and a list
+of arrays, and back:
 
-    Costs(step=array, aggregation=array)
-      <->  {"step": "step", "aggregation": "aggregation"}, {"step": array, ...}
+    Costs(step=array, aggregation=other)  <->  [0, 1], [array, other]
 
-Plain values are those of JSON (numbers, strings, booleans, lists, mappings with string
-keys) and bytes. An array is stored under the path of its field, such as `costs.step` or
-`left.0`, and the plain values contain that name. An array that appears several times is
-stored once, under its first path.
+- Plain values are those of JSON and bytes. An array is replaced by its place in the list.
+  An array that appears several times is stored once.
+- A dataclass becomes a list of its fields, or a mapping with their names if the codec is
+  `named`. In a union with other types, its class name comes first.
+- `encode` and `decode` use MessagePack and a separate list of arrays, `pack` and `unpack`
+  MessagePack with the arrays inside. `plain` and `restore` convert values for JSON: they
+  may contain integers of any size.
 
-`restore` follows the annotations of the fields, so a new field needs no change here.
-msgspec checks the values, and arrays must have the annotated type. Missing and unknown
-fields are errors. Every error is a ValueError that names the field.
+msgspec does the work: each dataclass has a struct with the same fields. On the way in, the
+struct checks the types and ranges of the annotations. Missing and unknown fields, wrong
+types, wrong nesting and unused arrays are errors. Every error is a ValueError.
 
-Infinity and NaN are allowed: serialise the plain values with the standard library's json,
-not with msgspec's, which supports neither.
+Infinity and NaN are allowed: serialise plain values with the standard library's json, not
+with msgspec's, which supports neither.
 """
 
-from collections.abc import Mapping
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-Arrays = dict[str, NDArray[Any]]
+Array = NDArray[Any]
 T = TypeVar("T")
-
-_PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
-
-
-def flatten(value: object) -> tuple[Any, Arrays]:
-    """Return the plain values of a dataclass, and its arrays by name.
-
-    >>> from fedbudget.budget.budget import Costs
-    >>> plain, arrays = flatten(Costs(step=np.ones(1), aggregation=np.zeros(1)))
-    >>> plain
-    {'step': 'step', 'aggregation': 'aggregation'}
-    >>> arrays
-    {'step': array([1.]), 'aggregation': array([0.])}
-    """
-    arrays: Arrays = {}
-    names: dict[int, str] = {}  # by identity of the array
-
-    def plain(part: Any, path: str) -> Any:
-        own: Any = type(part)
-        if own in _PLAIN:
-            return part
-        kind = _kind(own)
-        if kind is np.ndarray:
-            if id(part) in names:
-                return names[id(part)]
-            if path in arrays:
-                raise ValueError(f"two arrays are called {path}")
-            arrays[path] = part
-            names[id(part)] = path
-            return path
-        inside = f"{path}." if path else ""
-        if kind is object:
-            values = {}
-            for name in _names(own):
-                value = getattr(part, name)
-                # Most fields are plain: a call for each would take most of the time.
-                is_plain = type(value) in _PLAIN
-                values[name] = value if is_plain else plain(value, inside + name)
-            return values
-        if kind is Mapping:
-            return {
-                str(name): plain(each, f"{inside}{name}") for name, each in part.items()
-            }
-        if kind is list:
-            return [plain(each, f"{inside}{index}") for index, each in enumerate(part)]
-        scalar = part.item() if isinstance(part, np.generic) else part
-        try:
-            return msgspec.to_builtins(scalar)
-        except TypeError as error:
-            raise ValueError(f"{path}: {error}") from None
-
-    return plain(value, ""), arrays
+_Hook = Callable[[Any, Any], Any]
 
 
-def restore(kind: type[T], plain: Any, arrays: Mapping[str, NDArray[Any]]) -> T:
-    """Invert `flatten`.
+class Codec(Generic[T]):
+    """Converts values of one type.
 
     Args:
-      kind: class of the result.
-      plain: plain values, not trusted.
-      arrays: arrays by name, not trusted.
+      kind: a dataclass, or another type whose annotations are known.
+      members: the classes of each open base class. A field that is annotated with the base
+        class may have any of them.
+      named: whether fields have names in plain values.
     """
-    used = set()
 
-    def array(annotation: Any, name: Any) -> NDArray[Any]:
-        if get_origin(annotation) is not np.ndarray:
-            raise ValueError(f"values of type {annotation} cannot be restored")
-        if not isinstance(name, str) or name not in arrays:
-            raise ValueError(f"there is no array {name!r}")
-        values = arrays[name]
-        dtype = _dtype(annotation)
-        if dtype is not None and values.dtype != dtype:
-            raise ValueError(f"{name} has type {values.dtype}, not {dtype}")
-        used.add(name)
-        return values
+    def __init__(
+        self,
+        kind: Any,
+        members: Mapping[type, Sequence[type]] | None = None,
+        *,
+        named: bool = False,
+    ) -> None:
+        self._members = members or {}
+        self._named = named
+        self._structs: dict[Any, Any] = {}
+        # by class of a value: the struct to send
+        self._outgoing_structs: dict[type, Any] = {}
+        # by received struct: the class, and the types of its fields if msgspec cannot
+        # create the class by itself
+        self._classes: dict[type, tuple[Any, Any]] = {}
+        self._outgoing = self._mirror(kind, checked=False)
+        self._incoming = self._mirror(kind, checked=True)
+        self._target = self._target_of(kind)
+        self._native = self._target == kind
+        self._decoder = msgspec.msgpack.Decoder(self._incoming)
+        # msgspec must not inspect a type for the first time in two threads at once.
+        for each in (self._outgoing, self._target, *self._outgoing_structs.values()):
+            msgspec.msgpack.Decoder(each)
 
-    try:
-        value = msgspec.convert(plain, kind, dec_hook=array)
-    except RecursionError:
-        raise ValueError("values are nested too deeply") from None
-    if used != arrays.keys():
-        raise ValueError(f"unknown arrays: {', '.join(sorted(arrays.keys() - used))}")
-    _require_all_fields(value, plain, "")
-    return value
+    def encode(self, value: T) -> tuple[bytes, list[Array]]:
+        """Return the bytes of a value, and its arrays in order."""
+        arrays = _ArrayList()
+        return msgspec.msgpack.encode(self._sent(value), enc_hook=arrays.add), arrays.list
+
+    def decode(self, data: bytes | memoryview, arrays: Sequence[Array]) -> T:
+        """Invert `encode`; neither the data nor the arrays are trusted."""
+        try:
+            return self._received(self._decoder.decode(data), arrays)
+        except RecursionError:
+            raise ValueError("values are nested too deeply") from None
+
+    def pack(self, value: T) -> bytes:
+        """Return the bytes of a value with its arrays."""
+        return msgspec.msgpack.encode(self._sent(value), enc_hook=_inline)
+
+    def unpack(self, data: bytes | memoryview) -> T:
+        """Invert `pack`; the data are not trusted."""
+        try:
+            received = self._decoder.decode(data)
+            result: T = self._build(received, self._target, _from_inline)
+        except RecursionError:
+            raise ValueError("values are nested too deeply") from None
+        return result
+
+    def plain(self, value: T) -> tuple[Any, list[Array]]:
+        """Return the plain values of a value, and its arrays in order.
+
+        >>> from fedbudget.budget.budget import Costs
+        >>> codec = Codec(Costs, named=True)
+        >>> codec.plain(Costs(step=np.ones(1), aggregation=np.zeros(1)))
+        ({'step': 0, 'aggregation': 1}, [array([1.]), array([0.])])
+        """
+        arrays = _ArrayList()
+        return msgspec.to_builtins(self._sent(value), enc_hook=arrays.add), arrays.list
+
+    def restore(self, plain: Any, arrays: Sequence[Array]) -> T:
+        """Invert `plain`; neither the values nor the arrays are trusted."""
+        try:
+            return self._received(msgspec.convert(plain, self._incoming), arrays)
+        except RecursionError:
+            raise ValueError("values are nested too deeply") from None
+
+    def _sent(self, value: Any) -> Any:
+        """Return the value with structs in place of dataclasses."""
+        return msgspec.convert(
+            value, self._outgoing, from_attributes=True, dec_hook=self._send_member
+        )
+
+    def _send_member(self, _: Any, value: Any) -> Any:
+        if not is_dataclass(value):
+            return value
+        struct = self._outgoing_structs.get(type(value))
+        if struct is None:
+            raise ValueError(f"{type(value).__name__} is not one of the known classes")
+        return msgspec.convert(
+            value, struct, from_attributes=True, dec_hook=self._send_member
+        )
+
+    def _received(self, value: Any, arrays: Sequence[Array]) -> T:
+        used: set[int] = set()
+
+        def array(annotation: Any, place: Any) -> Array:
+            if type(place) is not int or not 0 <= place < len(arrays):
+                raise ValueError(f"there is no array {place!r}")
+            used.add(place)
+            return _checked(annotation, arrays[place])
+
+        result: T = self._build(value, self._target, array)
+        if len(used) < len(arrays):
+            raise ValueError(f"{len(arrays) - len(used)} arrays are not used")
+        return result
+
+    def _build(self, value: Any, target: Any, array: _Hook) -> Any:
+        """Return the value with dataclasses in place of structs."""
+        if self._native:
+            return msgspec.convert(value, target, from_attributes=True, dec_hook=array)
+
+        def part(annotation: Any, value: Any) -> Any:
+            if annotation is not _Member:
+                return array(annotation, value)
+            if not isinstance(value, msgspec.Struct):
+                return value
+            kind, types = self._classes[type(value)]
+            if types is None:
+                return self._build(value, kind, array)
+            parts = self._build(msgspec.structs.astuple(value), types, array)
+            return kind(**dict(zip(value.__struct_fields__, parts, strict=True)))
+
+        return msgspec.convert(value, target, from_attributes=True, dec_hook=part)
+
+    def _mirror(self, hint: Any, *, checked: bool) -> Any:
+        """Return the type with structs in place of dataclasses.
+
+        Args:
+          checked: whether to check everything else, or to accept any value.
+        """
+        origin = get_origin(hint)
+        if origin is Annotated:
+            inner = self._mirror(get_args(hint)[0], checked=checked)
+            return Annotated[(inner, *hint.__metadata__)] if checked else inner
+        classes, others = self._union(hint)
+        if classes:
+            tagged = _is_tagged(classes, others)
+            structs = [self._struct(each, checked, tagged) for each in classes]
+            if tagged and not checked:
+                kinds = [get_origin(each) or each for each in classes]
+                self._outgoing_structs.update(zip(kinds, structs, strict=True))
+                return _optional(_Member, others)
+            others = [self._mirror(each, checked=checked) for each in others]
+            return Union[(*structs, *others)]
+        if _is_array(hint):
+            return Any
+        if _is_named_tuple(hint):
+            hints = get_type_hints(hint, include_extras=True).values()
+            return tuple[tuple(self._mirror(each, checked=checked) for each in hints)]  # type: ignore[misc]
+        parts = get_args(hint)
+        if origin is Literal or not parts:
+            return hint if checked or hint is type(None) else Any
+        mirrored = [
+            each if each is ... else self._mirror(each, checked=checked) for each in parts
+        ]
+        if origin is UnionType:
+            origin = Union
+        return origin[tuple(mirrored)]
+
+    def _struct(self, kind: Any, checked: bool, tagged: bool) -> Any:
+        """Return the struct of a dataclass."""
+        key = (kind, checked, tagged)
+        if key in self._structs:
+            return self._structs[key]
+        name = (get_origin(kind) or kind).__name__
+        hints = _field_types(kind)
+        struct = msgspec.defstruct(
+            name,
+            [(field, self._mirror(hints[field], checked=checked)) for field in hints],
+            tag=name if tagged else None,
+            tag_field="class" if tagged else None,  # a keyword: no field has this name
+            array_like=not self._named,
+            forbid_unknown_fields=True,
+        )
+        self._structs[key] = struct
+        if checked:
+            types = [self._target_of(hint) for hint in hints.values()]
+            native = types == list(hints.values())
+            self._classes[struct] = (kind, None if native else tuple[tuple(types)])  # type: ignore[misc]
+        return struct
+
+    def _target_of(self, hint: Any) -> Any:
+        """Return the type with `_Member` for every class that msgspec cannot create."""
+        origin = get_origin(hint)
+        if origin is Annotated:
+            inner = get_args(hint)[0]
+            target = self._target_of(inner)
+            return hint if target == inner else target
+        classes, others = self._union(hint)
+        if classes:
+            tagged = _is_tagged(classes, others)
+            struct = self._struct(classes[0], True, tagged)
+            single = len(classes) == 1 and hint not in self._members
+            if single and self._classes[struct][1] is None:
+                return hint
+            return _optional(_Member, others)
+        parts = get_args(hint)
+        if _is_array(hint) or origin is Literal or not parts:
+            return hint
+        targets = [each if each is ... else self._target_of(each) for each in parts]
+        if targets == list(parts):
+            return hint
+        return origin[tuple(targets)]
+
+    def _union(self, hint: Any) -> tuple[list[Any], list[Any]]:
+        """Split a type into dataclasses and others; no dataclass: nothing to split."""
+        parts = [hint]
+        if get_origin(hint) in (Union, UnionType):
+            parts = list(get_args(hint))
+        classes: list[Any] = []
+        others: list[Any] = []
+        for each in parts:
+            if each in self._members:
+                classes += self._members[each]
+            elif is_dataclass(get_origin(each) or each):
+                classes.append(each)
+            else:
+                others.append(each)
+        return classes, others
 
 
-@cache
-def _kind(kind: type) -> type | None:
-    """Classify a class: array, dataclass (`object`), mapping, list, or None for others."""
-    if issubclass(kind, np.ndarray):
-        return np.ndarray
-    if is_dataclass(kind):
-        return object
-    if issubclass(kind, Mapping):
-        return Mapping
-    return list if issubclass(kind, list | tuple) else None
+class _Member(ABC):  # noqa: B024 (only its subclass hook counts)
+    """Type of a field whose class is known from the struct; every class is a subclass."""
+
+    @classmethod
+    def __subclasshook__(cls, other: type, /) -> bool:
+        return True
 
 
-@cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+class _ArrayList:
+    """Arrays of a value, each once."""
+
+    def __init__(self) -> None:
+        self.list: list[Array] = []
+        self._places: dict[int, int] = {}  # by identity
+
+    def add(self, part: Any) -> Any:
+        if isinstance(part, np.ndarray):
+            place = self._places.setdefault(id(part), len(self.list))
+            if place == len(self.list):
+                self.list.append(part)
+            return place
+        return _scalar(part)
+
+
+def _inline(part: Any) -> Any:
+    """Return the shape and the bytes of an array."""
+    if not isinstance(part, np.ndarray):
+        return _scalar(part)
+    little = np.ascontiguousarray(part, part.dtype.newbyteorder("<"))
+    return part.shape, little.reshape(-1).view(np.uint8).data
+
+
+def _from_inline(annotation: Any, value: Any) -> Array:
+    shape, data = msgspec.convert(value, tuple[tuple[int, ...], bytes])
+    dtype = _dtype(annotation)
+    if dtype is None:
+        raise ValueError("an array inside a message needs a known type")
+    flat = np.frombuffer(data, dtype.newbyteorder("<"))
+    return flat.astype(dtype).reshape(shape)
+
+
+def _scalar(part: Any) -> Any:
+    if isinstance(part, np.generic):
+        return part.item()
+    raise ValueError(f"objects of type {type(part).__name__} cannot be encoded")
+
+
+def _checked(annotation: Any, array: Array) -> Array:
+    if not _is_array(annotation):
+        raise ValueError(f"values of type {annotation} cannot be restored")
+    dtype = _dtype(annotation)
+    if dtype is not None and array.dtype != dtype:
+        raise ValueError(f"an array has type {array.dtype}, not {dtype}")
+    return array
 
 
 @cache
 def _dtype(annotation: Any) -> np.dtype[Any] | None:
     """Return the type of an annotated array; None if any is allowed."""
-    scalar = get_args(get_args(annotation)[1])[0]
+    parts = get_args(annotation)
+    scalar = get_args(parts[1])[0] if parts else None
     known = isinstance(scalar, type) and issubclass(scalar, np.generic)
     return np.dtype(scalar) if known else None
 
 
-def _require_all_fields(value: Any, plain: Any, path: str) -> None:
-    """Refuse what msgspec accepts silently: unknown fields, and missing default fields."""
-    inside = f"{path}." if path else ""
-    if is_dataclass(value) and not isinstance(value, type):
-        names = _names(type(value))
-        if not isinstance(plain, dict) or plain.keys() != set(names):
-            raise ValueError(
-                f"{path or type(value).__name__} needs {', '.join(names)}, "
-                f"not {', '.join(map(str, plain))}"
-            )
-        for name in names:
-            _require_all_fields(getattr(value, name), plain[name], inside + name)
-    elif isinstance(value, list | tuple):
-        for index, (each, own) in enumerate(zip(value, plain, strict=True)):
-            _require_all_fields(each, own, f"{inside}{index}")
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            _require_all_fields(each, plain[name], f"{inside}{name}")
+def _is_array(hint: Any) -> bool:
+    return (get_origin(hint) or hint) is np.ndarray
+
+
+def _is_named_tuple(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
+
+
+def _is_tagged(classes: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether a value has more than one possible type, apart from None."""
+    return len(classes) > 1 or bool(set(others) - {type(None)})
+
+
+def _optional(kind: Any, others: Sequence[Any]) -> Any:
+    return kind | None if type(None) in others else kind
+
+
+def _field_types(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, with its type variables replaced."""
+    origin = get_origin(kind) or kind
+    hints = get_type_hints(origin, include_extras=True)
+    known = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False))
+
+    def replaced(hint: Any) -> Any:
+        if isinstance(hint, TypeVar):
+            return known.get(hint, Any)
+        variables = getattr(hint, "__parameters__", ())
+        if not variables:
+            return hint
+        return hint[tuple(known.get(each, Any) for each in variables)]
+
+    return {field.name: replaced(hints[field.name]) for field in fields(origin)}
+
+
+@cache
+def _file_codec(kind: Any) -> Codec[Any]:
+    return Codec(kind, named=True)
+
+
+def file_codec(kind: Any) -> Codec[Any]:
+    """Return the codec of a type for files: fields have names."""
+    return _file_codec(kind)

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from fedbudget.engines.remote.encodings import describe, read
 
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.shards import SampleStore
-from fedbudget.engines.remote.encodings import describe, read
 from fedbudget.engines.remote.task import Task
 from fedbudget.errors import UserError
 from fedbudget.models import KMeans, catalogue

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedbudget.engines.remote.encodings import pack_costs
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,6 @@ from hypothesis.extra.numpy import arrays
 
 from fedbudget.arrays import Float32
 from fedbudget.engines.flower import records
-from fedbudget.engines.remote.encodings import pack_costs
 from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
 from fedbudget.protocol.messages import (
     Broadcast,

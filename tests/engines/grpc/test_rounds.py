@@ -9,8 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from fedbudget.engines.grpc.messages import pack_ready
+from fedbudget.engines.grpc.stream import pack
 from fedbudget.engines.remote.members import MAX_ROUNDS_AWAY
+from fedbudget.engines.remote.messages import Ready
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.resources.resource import NodeCosts, Reading
 from support.methods import bits
@@ -302,7 +303,7 @@ def test_claimed_time_is_capped(net: Network) -> None:
     peer = RawPeer(net)
     peer.send(peer.hello())
     peer.receive()
-    peer.send(*pack_ready(FOREVER))
+    peer.send(*pack(Ready(FOREVER)))
     net.ready(3)
     assert max(costs.seconds for costs in net.server.trials()) < LONG
     broadcast = net.begin()
@@ -323,7 +324,7 @@ def test_all_reports_not_finite() -> None:
         net.server.start(net.task)
         for peer in peers:
             peer.receive()
-            peer.send(*pack_ready(COSTS))
+            peer.send(*pack(Ready(COSTS)))
         net.ready(2)
         net.aggregator.start()
         broadcast = net.begin()

@@ -10,12 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fedbudget.data.agreement import Moments, TableDescription
-from fedbudget.data.tables import Layout, LayoutColumn
-from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.encodings import (
     MAX_DESCRIPTION_BYTES,
     MAX_TALLIES_BYTES,
@@ -30,6 +24,12 @@ from fedbudget.engines.remote.encodings import (
     unpack_costs,
     unpack_tallies,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbudget.data.agreement import Moments, TableDescription
+from fedbudget.data.tables import Layout, LayoutColumn
+from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.messages import Hello, Welcome
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.errors import UserError

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedbudget.engines.remote.encodings import pack_costs, unpack_costs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedbudget.budget.budget import Budget, Costs
-from fedbudget.engines.remote.encodings import pack_costs, unpack_costs
 from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import PendingRound, RoundCosts

@@ -27,9 +27,9 @@ import numpy as np
 
 from fedbudget.arrays import Int64, UInt64
 from fedbudget.engines.grpc.event_loop import LoopThread
-from fedbudget.engines.grpc.messages import pack_masking_request
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
 from fedbudget.engines.grpc.rounds import Rounds
+from fedbudget.engines.grpc.stream import pack
 from fedbudget.engines.remote.messages import Answer, MaskedReport
 from fedbudget.engines.remote.round import CollectedRound, PendingRound
 from fedbudget.errors import WorkError
@@ -149,7 +149,7 @@ class MaskedRounds(Rounds):
         self._fewest = 0
 
     def before_welcome(self) -> list[bytes]:
-        return pack_masking_request(Terms(self._terms.threshold))
+        return pack(Terms(self._terms.threshold))
 
     def require_ready(self, peer: Peer) -> None:
         if peer.name not in self._introduced:
@@ -230,7 +230,7 @@ class MaskedRounds(Rounds):
         packed: dict[tuple[int, ...], list[bytes]] = {}
         for peer in idle:
             group = self._group(attempt, peer.name, pending.broadcast)
-            self.peers.send(peer, pack_masking_request(group))
+            self.peers.send(peer, pack(group))
             self._ask(pending, peer, packed)
 
     def _create_attempt(self, broadcast: Broadcast, names: list[str]) -> _Attempt:
@@ -351,7 +351,7 @@ class MaskedRounds(Rounds):
         self._set_due(attempt, seconds)
         for name, message in messages.items():
             if name in attempt.here and (peer := self.peers.get(name)) is not None:
-                self.peers.send(peer, pack_masking_request(message))
+                self.peers.send(peer, pack(message))
 
     def _set_due(self, attempt: _Attempt, seconds: float) -> None:
         attempt.due = self._thread.loop.time() + seconds

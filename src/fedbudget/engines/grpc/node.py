@@ -23,19 +23,27 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 
 from fedbudget.engines.grpc.masking_node import MaskingOptions, NodeMasking
-from fedbudget.engines.grpc.messages import (
-    AggregatorReader,
-    EncodedBroadcast,
-    FromAggregator,
-    pack_hello,
-    pack_ready,
-    pack_refusal,
-    pack_report,
+from fedbudget.engines.grpc.messages import AggregatorReader, FromAggregator
+from fedbudget.engines.grpc.stream import (
+    ADMITTED,
+    CHANNEL_OPTIONS,
+    METHOD,
+    NAME,
+    TOKEN,
+    frames,
+    pack,
 )
-from fedbudget.engines.grpc.stream import ADMITTED, CHANNEL_OPTIONS, METHOD, NAME, TOKEN
-from fedbudget.engines.remote.messages import Farewell, Welcome
+from fedbudget.engines.remote.messages import (
+    LONG_REASON,
+    Farewell,
+    Ready,
+    Refusal,
+    RoundRequest,
+    Welcome,
+)
 from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.task import Task
+from fedbudget.engines.remote.wire import EncodedBroadcast, pack_report
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, flag, printable
 from fedbudget.protocol.messages import PeerError
@@ -218,7 +226,7 @@ class _Connection:
           instance: random identifier of this process.
         """
         self.masking.connect()
-        await _send(self.call, pack_hello(self.worker.hello(instance)))
+        await _send(self.call, pack(self.worker.hello(instance)))
         if ADMITTED in {key for key, _ in await self.call.initial_metadata()}:
             self.joined(None)
         while True:
@@ -247,7 +255,7 @@ class _Connection:
             await self._refuse(error)
         await _hold(self.delay)
         if costs is not None:
-            await _send(self.call, [*introduction, *pack_ready(costs)])
+            await _send(self.call, [*introduction, *pack(Ready(costs))])
             self.joined(welcome.task)
 
     async def _mask(self, message: masking_messages.FromAggregator) -> None:
@@ -268,14 +276,20 @@ class _Connection:
 
     async def _round(self, encoded: EncodedBroadcast) -> None:
         """Make a round and send its report, unless a farewell arrives first."""
-        quick = self._step_seconds * max(1, encoded.updates) < _QUICK
-        await _hold(self._sent_at + self.worker.limits.min_interval - time.monotonic())
+        worker = self.worker
+        request = encoded.request(worker.w_after(encoded.base_round))
+        broadcast = request.broadcast
+        updates = max(1, broadcast.tau)
+        if broadcast.work is not None:
+            updates = max(updates, broadcast.work.most)
+        quick = self._step_seconds * updates < _QUICK
+        await _hold(self._sent_at + worker.limits.min_interval - time.monotonic())
         try:
             if quick and not self._watch.just_resumed:
-                answer: tuple[list[bytes], float] | None = self._train(encoded)
+                answer: tuple[list[bytes], float] | None = self._train(request)
             else:
                 answer = await self._inbox.listen_during(
-                    asyncio.to_thread(self._train, encoded)
+                    asyncio.to_thread(self._train, request)
                 )
         except BeyondLimits as error:
             await self._refuse(error)
@@ -288,23 +302,23 @@ class _Connection:
         if answer is None:
             return
         messages, seconds = answer
-        self._step_seconds = seconds / max(1, encoded.updates)
+        self._step_seconds = seconds / updates
         if messages:  # otherwise it is sent once it can be masked
             await _hold(self.delay)
-            await self._send_report(encoded.number, messages)
+            await self._send_report(broadcast.round, messages)
 
-    def _train(self, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
+    def _train(self, request: RoundRequest) -> tuple[list[bytes], float]:
         """Return the packed report and its duration; no messages if it is masked later."""
         began = time.perf_counter()
         worker = self.worker
-        request = encoded.request(worker.w_after(encoded.base_round))
         answer = worker.answer(request)
         messages: list[bytes] = []
         if self.masking.on:
             self.masking.hold(request.broadcast, answer)
         else:
-            messages = pack_report(
-                answer.report, answer.costs, worker.encode(answer.report), answer.tallies
+            encoded = worker.encode(answer.report)
+            messages = frames(
+                pack_report(answer.report, answer.costs, encoded, answer.tallies)
             )
         return messages, time.perf_counter() - began
 
@@ -315,7 +329,7 @@ class _Connection:
 
     async def _refuse(self, error: UserError) -> NoReturn:
         """Send the reason, and leave."""
-        await _send(self.call, pack_refusal(error.spelled(flag)))
+        await _send(self.call, pack(Refusal(error.spelled(flag)[:LONG_REASON])))
         with suppress(*_ENDED):
             await self.call.done_writing()
             await self.call.code()  # waits until the aggregator has read it

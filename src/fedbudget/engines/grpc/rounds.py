@@ -17,11 +17,12 @@ from functools import partial
 from typing import ClassVar
 
 from fedbudget.engines.grpc.event_loop import LoopThread
-from fedbudget.engines.grpc.messages import pack_broadcast
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
+from fedbudget.engines.grpc.stream import frames
 from fedbudget.engines.remote.members import OWN, Members
 from fedbudget.engines.remote.messages import Answer, MaskedReport, RoundRequest, Welcome
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
+from fedbudget.engines.remote.wire import ExpectedReport, pack_broadcast
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol import compression
 from fedbudget.protocol.compression import BroadcastCompressor
@@ -57,6 +58,7 @@ class Rounds:
         self.pending: PendingRound[str] | None = None
         self._thread = thread
         self._compressor = compressor
+        self._expected: ExpectedReport | None = None  # of the pending round
         self._timers: list[asyncio.TimerHandle] = []
         self._error: Exception | None = None  # on the aggregator's side
         self._finished: concurrent.futures.Future[CollectedRound] | None = None
@@ -217,13 +219,16 @@ class Rounds:
         broadcast = pending.broadcast.to(member.numbers)
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
-            self.peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up))
+            packed_alone = pack_broadcast(broadcast, base_round, catch_up=catch_up)
+            self.peers.send(peer, frames(packed_alone))
             return
         differences = self._compressor.differences(broadcast) if base_round else {}
         updates = () if broadcast.work is None else broadcast.work.updates
         if updates not in packed:
-            packed[updates] = pack_broadcast(
-                broadcast, base_round, catch_up=False, differences=differences
+            packed[updates] = frames(
+                pack_broadcast(
+                    broadcast, base_round, catch_up=False, differences=differences
+                )
             )
         self.counters.saved += sum(
             4 * broadcast.w.size - len(difference) for difference in differences.values()
@@ -233,7 +238,11 @@ class Rounds:
     def _expect(self, peer: Peer, broadcast: Broadcast) -> None:
         """Set the report that the peer's reader accepts next."""
         member = self.members[peer.name]
-        peer.reader.expect_report(broadcast, member.numbers, member.counted)
+        expected = self._expected
+        if expected is None or expected.broadcast is not broadcast:
+            expected = ExpectedReport.of(broadcast)
+            self._expected = expected
+        peer.reader.expect_report(expected, member.numbers, member.counted)
 
     def _receive(self, name: str, asked: int, answer: Answer) -> None:
         """Accept a report, in the round for which it was requested."""

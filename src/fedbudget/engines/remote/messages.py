@@ -12,6 +12,9 @@ from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, Report
 from fedbudget.resources.resource import NodeCosts
 
+LONG_REASON = 2000
+"""Maximum length of a reason in characters."""
+
 
 @dataclass(frozen=True)
 class Hello:
@@ -58,6 +61,7 @@ class RoundRequest:
     """A broadcast to one node.
 
     Args:
+      broadcast: its vectors may be sent as differences (wire.py).
       base_round: the node must start from its memory after this round; 0 for none.
     """
 
@@ -105,10 +109,23 @@ class MaskedReport:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """A node's last message.
+
+    Args:
+      reason: why it does not take part.
+      lost: whether its memory of earlier rounds is missing.
+    """
+
+    reason: Annotated[str, Meta(max_length=LONG_REASON)]
+    lost: bool = False
+
+
+@dataclass(frozen=True)
 class Farewell:
     """The run is over or, if `again`, the aggregator stops for a while."""
 
-    reason: str
+    reason: Annotated[str, Meta(max_length=LONG_REASON)]
     again: bool = False
 
 

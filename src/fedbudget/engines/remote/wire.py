@@ -1,0 +1,466 @@
+"""Messages as bytes, for every transport.
+
+A packed message is
+
+    1 byte     kind of the message
+    1 byte     version of this protocol
+    4 bytes    length of the header, little-endian
+    header     the dataclass of the message, in the form of codec.py
+
+and, for a broadcast and a report, the bytes of its vectors. The transport decides how it
+sends vectors: gRPC in parts (engines/grpc/stream.py), Flower in one array.
+
+- A broadcast's vectors are float32, in the order of the codec. If both sides hold the
+  previous w, w is sent as its compressed difference to that, and a further vector as its
+  difference to w.
+- A report has 64 bits for each number of each node, and then its vectors. The broadcast
+  determines which, so no names are sent (`ExpectedReport`).
+- A masked report has one vector of 64-bit integers (secure/messages.py).
+
+Everything from another machine is checked before use. A broken rule raises `PeerError` with
+a reason. The dataclasses define the fields of messages: a new field needs a new VERSION and
+no other change here.
+
+Threads: no shared state.
+"""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from msgspec import Meta
+
+from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.codec import Codec
+from fedbudget.engines.remote import checks
+from fedbudget.engines.remote.messages import (
+    Answer,
+    Farewell,
+    Hello,
+    MaskedReport,
+    Ready,
+    Refusal,
+    RoundRequest,
+    Welcome,
+    report_numbers,
+    report_vectors,
+)
+from fedbudget.engines.remote.tallies import MAX_TALLIES_BYTES, pack_tallies, unpack_tallies
+from fedbudget.engines.remote.task import Task
+from fedbudget.errors import UserError
+from fedbudget.evaluation.metrics import Tally
+from fedbudget.protocol import compression
+from fedbudget.protocol.compression import Kind
+from fedbudget.protocol.messages import NUMBERS, Broadcast, PeerError, Report
+from fedbudget.resources.resource import NodeCosts
+from fedbudget.secure import messages as masking
+
+VERSION = 8
+"""Version of this protocol. Up to version 7, messages were protobuf."""
+
+LONGEST = 2**20 + 2**18
+"""Maximum number of bytes of a message without vectors."""
+
+MOST_COST_BYTES = 20_000
+NO_DIFFERENCES: Mapping[str, bytes] = {}
+Bytes = bytes | memoryview
+
+_HEAD = struct.Struct("<BBI")
+_FIRST_KIND = 0x81  # no message of protobuf starts with a byte from 0x80 on
+_MOST_VECTORS = 8
+# most bytes of a broadcast without its vectors, and more for the updates of each node
+_MOST_NUMBERS = 1000
+_BYTES_OF_UPDATES = 9
+_SAME_VERSION = "install the same fedbudget on both sides"
+
+
+@dataclass(frozen=True)
+class SentRequest:
+    """A `RoundRequest` on the wire.
+
+    Args:
+      vectors: number of vectors.
+      differences: places of the vectors that are sent as differences, w first.
+      kind: compression of the differences; None without any.
+      broadcast: the broadcast in the form of codec.py.
+    """
+
+    base_round: Annotated[int, Meta(ge=0, lt=2**32)]
+    vectors: Annotated[int, Meta(ge=0, le=_MOST_VECTORS)]
+    differences: Annotated[
+        tuple[Annotated[int, Meta(ge=0, lt=_MOST_VECTORS)], ...], Meta(max_length=2)
+    ]
+    kind: Kind | None
+    broadcast: bytes
+
+
+@dataclass(frozen=True)
+class SentReport:
+    """An `Answer` on the wire.
+
+    Args:
+      numbers: of all nodes, [numbers * nodes].
+      tallies: in the form of tallies.py.
+    """
+
+    round: int
+    numbers: Float64
+    costs: NodeCosts
+    tallies: bytes
+
+
+_KINDS: dict[str, type] = {
+    "hello": Hello,
+    "ready": Ready,
+    "refusal": Refusal,
+    "report": SentReport,
+    "masked report": MaskedReport,
+    "introduction": masking.Introduction,
+    "shares": masking.Shares,
+    "opened": masking.Opened,
+    "welcome": Welcome,
+    "broadcast": SentRequest,
+    "farewell": Farewell,
+    "terms": masking.Terms,
+    "group": masking.Group,
+    "relay": masking.Relay,
+    "survivors": masking.Survivors,
+}
+_CODES = {kind: code for code, kind in enumerate(_KINDS.values(), _FIRST_KIND)}
+_NAMES = dict(enumerate(_KINDS, _FIRST_KIND))
+# Descriptions have the names of fields, for clear errors: they are sent once.
+_CODECS: dict[str | type, Codec[Any]] = {
+    kind: Codec(kind, named=kind in (Hello, Welcome)) for kind in _KINDS.values()
+}
+_CODECS.update({name: _CODECS[kind] for name, kind in _KINDS.items()})
+_CHECKS: dict[str, Callable[[Any], None]] = {
+    "hello": checks.check_hello,
+    "welcome": checks.check_welcome,
+}
+_BROADCAST: Codec[Broadcast] = Codec(Broadcast)
+_TASK: Codec[Task] = Codec(Task)
+
+
+class Packed(NamedTuple):
+    """A message as bytes.
+
+    Args:
+      message: everything but vectors.
+      vectors: bytes of all vectors.
+    """
+
+    message: bytes
+    vectors: Bytes = b""
+
+
+class Frame(NamedTuple):
+    """A received message.
+
+    Args:
+      name: kind of the message.
+      header: not decoded yet.
+      rest: the bytes after the header.
+    """
+
+    name: str
+    header: memoryview
+    rest: memoryview
+
+
+def pack(message: Any) -> Packed:
+    """Pack a message; raise `UserError` if it is too long."""
+    kind = type(message)
+    if kind is MaskedReport:
+        header, (vector,) = _CODECS[kind].encode(message)
+        return _packed(kind, header, vector.astype("<u8", copy=False).data.cast("B"))
+    header = _CODECS[kind].pack(message)
+    if len(header) > LONGEST - 100:
+        raise UserError(
+            f"the description of the samples has {len(header)} bytes, and at most "
+            f"{LONGEST} fit: use fewer classes, fewer columns to standardise "
+            "(a .npz is not standardised), or fewer named parameters"
+        )
+    return _packed(kind, header)
+
+
+def pack_broadcast(
+    broadcast: Broadcast,
+    base_round: int,
+    *,
+    catch_up: bool,
+    differences: Mapping[str, bytes] = NO_DIFFERENCES,
+) -> Packed:
+    """Pack a broadcast for nodes whose memory is of the same round.
+
+    Args:
+      base_round: that round.
+      catch_up: whether to include what they missed.
+      differences: w minus their w, and `mean` minus w, compressed. Vectors without a
+        difference are sent unchanged.
+    """
+    if not catch_up and broadcast.catch_up is not None:
+        broadcast = replace(broadcast, catch_up=None)
+    header, arrays = _BROADCAST.encode(broadcast)
+    vectors: list[Bytes] = [compression.raw(array) for array in arrays]
+    places = []
+    for name, difference in differences.items():
+        held = getattr(broadcast, name)
+        place = next(at for at, array in enumerate(arrays) if array is held)
+        vectors[place] = difference
+        places.append(place)
+    kind = broadcast.compress if places else None
+    sent = SentRequest(base_round, len(vectors), tuple(places), kind, header)
+    return _packed(SentRequest, _CODECS[SentRequest].pack(sent), *vectors)
+
+
+def pack_report(
+    report: Report, costs: NodeCosts, vectors: Bytes, tallies: Sequence[Tally] = ()
+) -> Packed:
+    """Pack a report.
+
+    Args:
+      vectors: its vectors, already encoded.
+    """
+    numbers = [getattr(report, name) for name in NUMBERS]
+    flat = np.concatenate([each for each in numbers if each is not None])
+    sent = SentReport(report.round, flat, costs, pack_tallies(tallies))
+    return _packed(SentReport, _CODECS[SentReport].pack(sent), vectors)
+
+
+def _packed(kind: type, header: bytes, *vectors: Bytes) -> Packed:
+    message = _HEAD.pack(_CODES[kind], VERSION, len(header)) + header
+    return Packed(message, vectors[0] if len(vectors) == 1 else b"".join(vectors))
+
+
+def unpack(data: bytes | memoryview) -> Frame:
+    """Split a message; raise `PeerError` if it is none of this version."""
+    if not data:
+        raise PeerError("an empty message")
+    if data[0] < _FIRST_KIND or len(data) < _HEAD.size:
+        raise PeerError(
+            f"bytes that are not a message of version {VERSION} of the protocol; "
+            f"{_SAME_VERSION}"
+        )
+    code, version, length = _HEAD.unpack_from(data)
+    if version != VERSION:
+        raise PeerError(
+            f"it uses version {version} of the protocol, and this is version {VERSION}; "
+            f"{_SAME_VERSION}"
+        )
+    if code not in _NAMES or length > len(data) - _HEAD.size:
+        raise PeerError("bytes that are not a message")
+    view = memoryview(data)
+    end = _HEAD.size + length
+    return Frame(_NAMES[code], view[_HEAD.size : end], view[end:])
+
+
+def read(frame: Frame, most: int = LONGEST) -> Any:
+    """Decode and check the header of a message without vectors, or of one that has them.
+
+    Args:
+      most: maximum number of bytes of the header.
+    """
+    name = frame.name
+    if len(frame.header) > most:
+        raise PeerError(f"a {name} of {len(frame.header)} bytes")
+    try:
+        message = _CODECS[name].unpack(frame.header)
+    except ValueError as error:
+        raise PeerError(f"a {name} cannot be read: {error}") from None
+    if name in _CHECKS:
+        _CHECKS[name](message)
+    return message
+
+
+def read_ready(frame: Frame) -> Ready:
+    ready: Ready = read(frame, MOST_COST_BYTES)
+    return Ready(checks.checked_costs(ready.costs))
+
+
+def read_masked(frame: Frame) -> MaskedReport:
+    """Decode and check a masked report; its vector is still empty."""
+    if len(frame.header) > MOST_COST_BYTES:
+        raise PeerError(f"a masked report of {len(frame.header)} bytes")
+    try:
+        report: MaskedReport = _CODECS[MaskedReport].decode(
+            frame.header, [np.empty(0, np.uint64)]
+        )
+    except ValueError as error:
+        raise PeerError(f"a masked report cannot be read: {error}") from None
+    return replace(report, costs=checks.checked_costs(report.costs))
+
+
+def task_to_text(task: Task) -> str:
+    """Encode a task for a checkpoint."""
+    return _TASK.pack(task).hex()
+
+
+def task_from_text(text: str) -> Task:
+    """Decode and check a task."""
+    try:
+        task = _TASK.unpack(bytes.fromhex(text))
+    except ValueError as error:
+        raise PeerError(f"a task cannot be read: {error}") from None
+    checks.check_task(task)
+    return task
+
+
+@dataclass(frozen=True)
+class EncodedBroadcast:
+    """A received broadcast; decoding it may need the previous w.
+
+    Args:
+      vectors: bytes of each vector.
+    """
+
+    sent: SentRequest
+    vectors: Sequence[bytearray | memoryview]
+    task: Task
+
+    @property
+    def base_round(self) -> int:
+        return self.sent.base_round
+
+    def request(self, before: Float32 | None) -> RoundRequest:
+        """Decode and check the broadcast.
+
+        Args:
+          before: w of the broadcast of `base_round`.
+        """
+        sent = self.sent
+        arrays = [
+            decode_vector(kind, data, self.task.parameters)
+            for kind, data in zip(_vector_kinds(sent), self.vectors, strict=True)
+        ]
+        known = before
+        for place in sent.differences:
+            if known is None:
+                raise PeerError("a difference to parameters that were never sent")
+            # An overflow is detected below.
+            with np.errstate(over="ignore", invalid="ignore"):
+                arrays[place] = known + arrays[place]
+            known = arrays[sent.differences[0]]
+        if not all(np.isfinite(array).all() for array in arrays):
+            raise PeerError("parameters that are not finite")
+        try:
+            broadcast = _BROADCAST.decode(sent.broadcast, arrays)
+        except ValueError as error:
+            raise PeerError(f"a broadcast cannot be read: {error}") from None
+        request = RoundRequest(broadcast, sent.base_round)
+        checks.check_request(request, self.task)
+        return request
+
+
+def read_request(frame: Frame, nodes: int) -> SentRequest:
+    """Decode the header of a broadcast.
+
+    Args:
+      nodes: number of nodes that receive it.
+    """
+    sent: SentRequest = read(frame, _MOST_NUMBERS + _BYTES_OF_UPDATES * nodes)
+    if any(place >= sent.vectors for place in sent.differences):
+        raise PeerError("a broadcast with more differences than vectors")
+    return sent
+
+
+def request_sizes(sent: SentRequest, task: Task) -> list[int]:
+    """Bytes of each vector of a broadcast."""
+    count = task.parameters
+    return [compression.encoded_size(kind, count) for kind in _vector_kinds(sent)]
+
+
+def _vector_kinds(sent: SentRequest) -> list[Kind]:
+    kinds: list[Kind] = ["none"] * sent.vectors
+    for place in sent.differences:
+        kinds[place] = sent.kind or "none"
+    return kinds
+
+
+@dataclass(frozen=True)
+class ExpectedReport:
+    """The contents of a report of a broadcast, computed once for all nodes.
+
+    Args:
+      numbers, vectors: fields with a number or a vector per node, in wire order.
+      kind: compression of the vectors.
+      vector_bytes: bytes of one node's vector.
+      tallies: number of test results.
+    """
+
+    broadcast: Broadcast
+    numbers: Sequence[str]
+    vectors: Sequence[str]
+    kind: Kind
+    vector_bytes: int
+    tallies: int
+
+    @classmethod
+    def of(cls, broadcast: Broadcast) -> "ExpectedReport":
+        kind = broadcast.compress or "none"
+        return cls(
+            broadcast,
+            report_numbers(broadcast),
+            report_vectors(broadcast),
+            kind,
+            compression.encoded_size(kind, broadcast.w.size),
+            broadcast.tallies,
+        )
+
+    def sizes(self, nodes: int) -> list[int]:
+        """Bytes of each field with vectors."""
+        return [nodes * self.vector_bytes] * len(self.vectors)
+
+    def read(self, frame: Frame, nodes: int) -> SentReport:
+        """Decode and check everything but vectors."""
+        due = nodes * len(self.numbers)
+        sent: SentReport = read(frame, MOST_COST_BYTES + MAX_TALLIES_BYTES + 8 * due)
+        if sent.round != self.broadcast.round:
+            raise PeerError(
+                f"a report of round {sent.round} instead of round {self.broadcast.round}"
+            )
+        if sent.numbers.shape != (due,):
+            raise PeerError(f"{sent.numbers.nbytes} bytes of numbers instead of {8 * due}")
+        return sent
+
+    def answer(
+        self,
+        sent: SentReport,
+        encoded: Sequence[bytearray | memoryview],
+        nodes: Int64,
+        sizes: Int64,
+    ) -> Answer:
+        """Return the answer of nodes of these numbers and sizes."""
+        broadcast = self.broadcast
+        shape = (len(nodes), broadcast.w.size)
+        rows = sent.numbers.reshape(-1, len(nodes))
+        fields: dict[str, Any] = dict(zip(self.numbers, rows, strict=True))
+        for name, data in zip(self.vectors, encoded, strict=True):
+            vectors = decode_vector(self.kind, data, shape[1], shape[0]).reshape(shape)
+            if name == "w" and self.kind != "none":
+                # Compressed w_i are differences. An overflow is detected in the result.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    vectors += broadcast.w
+            fields[name] = vectors
+        report = Report(broadcast.round, nodes, sizes, **fields)
+        costs = checks.checked_costs(sent.costs)
+        tallies = unpack_tallies(sent.tallies, self.tallies)
+        return Answer(report, costs, tallies, len(sent.tallies))
+
+
+def decode_vector(
+    kind: Kind, data: bytearray | memoryview, count: int, rows: int = 1
+) -> Float32:
+    """Decode vectors. Raw ones are not copied: `data` has no other user."""
+    if kind == "none":
+        return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+    return compression.decode(kind, memoryview(data), count, rows)
+
+
+def split_vectors(data: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    """Split the bytes of all vectors of a message."""
+    if len(data) != sum(sizes):
+        raise PeerError(f"{len(data)} bytes of vectors instead of {sum(sizes)}")
+    ends = np.cumsum(sizes).tolist()
+    return [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
