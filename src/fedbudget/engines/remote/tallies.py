@@ -34,7 +34,8 @@ def expected_bytes(samples: int, classes: int) -> int:
     scored = 0
     if 0 < classes <= MOST_SCORED:
         scored = _histograms(classes)
-    return min(MAX_TALLIES_BYTES, 100 + 4 * classes + 3 * scored * min(samples, 2 * BINS))
+    histogram = min(1500, 100 + 2 * samples)
+    return min(MAX_TALLIES_BYTES, 100 + 4 * classes + scored * histogram)
 
 
 def pack_tallies(tallies: Sequence[Tally]) -> bytes:
