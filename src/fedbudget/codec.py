@@ -23,8 +23,8 @@ with msgspec's, which supports neither.
 
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from functools import cache
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, partial
 from types import UnionType
 from typing import (
     Annotated,
@@ -72,36 +72,42 @@ class Codec(Generic[T]):
         # by received struct: the class, and the types of its fields if msgspec cannot
         # create the class by itself
         self._classes: dict[type, tuple[Any, Any]] = {}
-        self._outgoing = self._mirror(kind, checked=False)
-        self._incoming = self._mirror(kind, checked=True)
-        self._target = self._target_of(kind)
-        self._native = self._target == kind
-        self._decoder = msgspec.msgpack.Decoder(self._incoming)
+        outgoing = self._mirror(kind, checked=False)
+        incoming = self._mirror(kind, checked=True)
+        target = self._target_of(kind)
+        self._native = target == kind
+        self._to_struct = partial(
+            msgspec.convert,
+            type=outgoing,
+            from_attributes=True,
+            dec_hook=self._send_member,
+        )
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._check = partial(msgspec.convert, type=incoming)
+        self._from_struct = partial(msgspec.convert, type=target, from_attributes=True)
         # msgspec must not inspect a type for the first time in two threads at once.
-        for each in (self._outgoing, self._target, *self._outgoing_structs.values()):
+        for each in (outgoing, target, *self._outgoing_structs.values()):
             msgspec.msgpack.Decoder(each)
 
     def encode(self, value: T) -> tuple[bytes, list[Array]]:
         """Return the bytes of a value, and its arrays in order."""
-        arrays = _ArrayList()
-        return msgspec.msgpack.encode(self._sent(value), enc_hook=arrays.add), arrays.list
+        found = _ArrayList()
+        data = msgspec.msgpack.encode(self._to_struct(value), enc_hook=found.add)
+        return data, found.arrays
 
     def decode(self, data: bytes | memoryview, arrays: Sequence[Array]) -> T:
         """Invert `encode`; neither the data nor the arrays are trusted."""
-        try:
-            return self._received(self._decoder.decode(data), arrays)
-        except RecursionError:
-            raise ValueError("values are nested too deeply") from None
+        return self._received(self._decoder.decode, data, arrays)
 
     def pack(self, value: T) -> bytes:
         """Return the bytes of a value with its arrays."""
-        return msgspec.msgpack.encode(self._sent(value), enc_hook=_inline)
+        return msgspec.msgpack.encode(self._to_struct(value), enc_hook=_inline)
 
     def unpack(self, data: bytes | memoryview) -> T:
         """Invert `pack`; the data are not trusted."""
+        hook = _from_inline if self._native else self._receive_members(_from_inline)
         try:
-            received = self._decoder.decode(data)
-            result: T = self._build(received, self._target, _from_inline)
+            result: T = self._from_struct(self._decoder.decode(data), dec_hook=hook)
         except RecursionError:
             raise ValueError("values are nested too deeply") from None
         return result
@@ -114,21 +120,37 @@ class Codec(Generic[T]):
         >>> codec.plain(Costs(step=np.ones(1), aggregation=np.zeros(1)))
         ({'step': 0, 'aggregation': 1}, [array([1.]), array([0.])])
         """
-        arrays = _ArrayList()
-        return msgspec.to_builtins(self._sent(value), enc_hook=arrays.add), arrays.list
+        found = _ArrayList()
+        values = msgspec.to_builtins(self._to_struct(value), enc_hook=found.add)
+        return values, found.arrays
 
     def restore(self, plain: Any, arrays: Sequence[Array]) -> T:
         """Invert `plain`; neither the values nor the arrays are trusted."""
+        return self._received(self._check, plain, arrays)
+
+    def _received(
+        self, read: Callable[[Any], Any], data: Any, arrays: Sequence[Array]
+    ) -> T:
+        used: set[int] = set()
+
+        def array(annotation: Any, place: Any) -> Array:
+            if type(place) is not int or not 0 <= place < len(arrays):
+                raise ValueError(f"there is no array {place!r}")
+            used.add(place)
+            values = arrays[place]
+            dtype = _dtype(annotation)
+            if dtype is not None and values.dtype != dtype:
+                raise ValueError(f"an array has type {values.dtype}, not {dtype}")
+            return values
+
+        hook = array if self._native else self._receive_members(array)
         try:
-            return self._received(msgspec.convert(plain, self._incoming), arrays)
+            result: T = self._from_struct(read(data), dec_hook=hook)
         except RecursionError:
             raise ValueError("values are nested too deeply") from None
-
-    def _sent(self, value: Any) -> Any:
-        """Return the value with structs in place of dataclasses."""
-        return msgspec.convert(
-            value, self._outgoing, from_attributes=True, dec_hook=self._send_member
-        )
+        if len(used) < len(arrays):
+            raise ValueError(f"{len(arrays) - len(used)} arrays are not used")
+        return result
 
     def _send_member(self, _: Any, value: Any) -> Any:
         if not is_dataclass(value):
@@ -140,24 +162,8 @@ class Codec(Generic[T]):
             value, struct, from_attributes=True, dec_hook=self._send_member
         )
 
-    def _received(self, value: Any, arrays: Sequence[Array]) -> T:
-        used: set[int] = set()
-
-        def array(annotation: Any, place: Any) -> Array:
-            if type(place) is not int or not 0 <= place < len(arrays):
-                raise ValueError(f"there is no array {place!r}")
-            used.add(place)
-            return _checked(annotation, arrays[place])
-
-        result: T = self._build(value, self._target, array)
-        if len(used) < len(arrays):
-            raise ValueError(f"{len(arrays) - len(used)} arrays are not used")
-        return result
-
-    def _build(self, value: Any, target: Any, array: _Hook) -> Any:
-        """Return the value with dataclasses in place of structs."""
-        if self._native:
-            return msgspec.convert(value, target, from_attributes=True, dec_hook=array)
+    def _receive_members(self, array: _Hook) -> _Hook:
+        """Return a hook that creates the dataclass of a struct, or else an array."""
 
         def part(annotation: Any, value: Any) -> Any:
             if annotation is not _Member:
@@ -166,11 +172,13 @@ class Codec(Generic[T]):
                 return value
             kind, types = self._classes[type(value)]
             if types is None:
-                return self._build(value, kind, array)
-            parts = self._build(msgspec.structs.astuple(value), types, array)
+                return msgspec.convert(value, kind, from_attributes=True, dec_hook=part)
+            parts = msgspec.convert(
+                msgspec.structs.astuple(value), types, from_attributes=True, dec_hook=part
+            )
             return kind(**dict(zip(value.__struct_fields__, parts, strict=True)))
 
-        return msgspec.convert(value, target, from_attributes=True, dec_hook=part)
+        return part
 
     def _mirror(self, hint: Any, *, checked: bool) -> Any:
         """Return the type with structs in place of dataclasses.
@@ -216,7 +224,7 @@ class Codec(Generic[T]):
         hints = _field_types(kind)
         struct = msgspec.defstruct(
             name,
-            [(field, self._mirror(hints[field], checked=checked)) for field in hints],
+            [(each, self._mirror(hint, checked=checked)) for each, hint in hints.items()],
             tag=name if tagged else None,
             tag_field="class" if tagged else None,  # a keyword: no field has this name
             array_like=not self._named,
@@ -277,18 +285,22 @@ class _Member(ABC):  # noqa: B024 (only its subclass hook counts)
         return True
 
 
+@dataclass
 class _ArrayList:
-    """Arrays of a value, each once."""
+    """Arrays of a value, each once.
 
-    def __init__(self) -> None:
-        self.list: list[Array] = []
-        self._places: dict[int, int] = {}  # by identity
+    Args:
+      places: by identity.
+    """
+
+    arrays: list[Array] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)
 
     def add(self, part: Any) -> Any:
         if isinstance(part, np.ndarray):
-            place = self._places.setdefault(id(part), len(self.list))
-            if place == len(self.list):
-                self.list.append(part)
+            place = self.places.setdefault(id(part), len(self.arrays))
+            if place == len(self.arrays):
+                self.arrays.append(part)
             return place
         return _scalar(part)
 
@@ -316,18 +328,11 @@ def _scalar(part: Any) -> Any:
     raise ValueError(f"objects of type {type(part).__name__} cannot be encoded")
 
 
-def _checked(annotation: Any, array: Array) -> Array:
-    if not _is_array(annotation):
-        raise ValueError(f"values of type {annotation} cannot be restored")
-    dtype = _dtype(annotation)
-    if dtype is not None and array.dtype != dtype:
-        raise ValueError(f"an array has type {array.dtype}, not {dtype}")
-    return array
-
-
 @cache
 def _dtype(annotation: Any) -> np.dtype[Any] | None:
     """Return the type of an annotated array; None if any is allowed."""
+    if not _is_array(annotation):
+        raise ValueError(f"values of type {annotation} cannot be restored")
     parts = get_args(annotation)
     scalar = get_args(parts[1])[0] if parts else None
     known = isinstance(scalar, type) and issubclass(scalar, np.generic)
@@ -365,7 +370,7 @@ def _field_types(kind: Any) -> dict[str, Any]:
             return hint
         return hint[tuple(known.get(each, Any) for each in variables)]
 
-    return {field.name: replaced(hints[field.name]) for field in fields(origin)}
+    return {each.name: replaced(hints[each.name]) for each in fields(origin)}
 
 
 @cache

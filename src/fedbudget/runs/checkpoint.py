@@ -365,7 +365,8 @@ def safetensors_parts(arrays: Arrays, metadata: Mapping[str, str]) -> _Parts:
       metadata: texts for the header.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    widths = sorted((-values.dtype.itemsize, name) for name, values in arrays.items())
+    ordered = [(name, arrays[name]) for _, name in widths]
     end = 0
     for name, values in ordered:
         begin = end

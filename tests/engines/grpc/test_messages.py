@@ -105,7 +105,7 @@ def test_broadcast_round_trip(data: st.DataObject) -> None:
     )
     encoded = reader_after_welcome(task).feed(messages[0])
     assert isinstance(encoded, EncodedBroadcast)
-    assert encoded.base_round == base_round
+    assert encoded.sent.base_round == base_round
     request_ = encoded.request(before)
     assert request_.base_round == base_round
     assert bits(request_.broadcast) == bits(

@@ -165,7 +165,7 @@ def test_returning_node_without_memory() -> None:
         assert net.server.lost(3) == []  # reported once
         net.begin()
         result = next_broadcast(peer)
-        assert result.base_round == 0
+        assert result.sent.base_round == 0
         assert result.request(None).broadcast.catch_up is not None
 
 
@@ -266,7 +266,7 @@ def test_invalid_parameters_drop_node(
     net.ready(3)
     for time in (1, 2, 3):
         broadcast = net.begin()
-        assert next_broadcast(peer).base_round == 0  # none of its reports counted
+        assert next_broadcast(peer).sent.base_round == 0  # none of its reports counted
         peer.send(*report_of(broadcast, w=what))
         collected = net.finish()
         assert (collected.not_finite, collected.missed) == ((2,), ())

@@ -160,7 +160,7 @@ def test_reconnection_replaces_old_connection(net: Network) -> None:
     net.finish()  # without the report of the old connection
     net.ready(3)
     net.begin()
-    assert next_broadcast(new).base_round == 0
+    assert next_broadcast(new).sent.base_round == 0
     new.leave()
     net.finish()
     assert (net.server.counters.dropped, net.server.counters.refused) == (0, 0)

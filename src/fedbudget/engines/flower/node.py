@@ -78,7 +78,7 @@ def _train(
     worker: Worker, welcome: Welcome, content: RecordDict, state: RecordDict
 ) -> RecordDict:
     encoded = records.broadcast(content, welcome.task, len(welcome.numbers))
-    base_round = encoded.base_round
+    base_round = encoded.sent.base_round
     worker.accept(welcome)
     try:
         memories = recall(state, welcome)

@@ -59,8 +59,8 @@ def frame(content: RecordDict, name: str) -> Frame:
 
 def broadcast(content: RecordDict, task: Task, nodes: int) -> EncodedBroadcast:
     """Return the broadcast in a message to this number of nodes."""
-    sent = wire.read_request(frame(content, "broadcast"), nodes)
-    vectors = wire.split_vectors(_vectors(content), wire.request_sizes(sent, task))
+    sent, sizes = wire.read_request(frame(content, "broadcast"), nodes, task)
+    vectors = wire.split_vectors(_vectors(content), sizes)
     return EncodedBroadcast(sent, vectors, task)
 
 
@@ -68,8 +68,8 @@ def answer(
     content: RecordDict, expected: ExpectedReport, nodes: Int64, sizes: Int64
 ) -> Answer:
     """Return the report of these nodes; raise `PeerError` if it is invalid."""
-    sent = expected.read(frame(content, "report"), len(nodes))
-    vectors = wire.split_vectors(_vectors(content), expected.sizes(len(nodes)))
+    sent, vector_sizes = expected.read(frame(content, "report"), len(nodes))
+    vectors = wire.split_vectors(_vectors(content), vector_sizes)
     return expected.answer(sent, vectors, nodes, sizes)
 
 

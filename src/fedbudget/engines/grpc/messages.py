@@ -25,7 +25,6 @@ from fedbudget.engines.remote.messages import (
 )
 from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.wire import (
-    LONGEST,
     EncodedBroadcast,
     ExpectedReport,
     Frame,
@@ -45,12 +44,6 @@ FromNode = Hello | Ready | Answer | MaskedReport | masking.FromNode
 _LONG_REASON = 1000
 _MASKING_FROM_AGGREGATOR = {"terms", "group", "relay", "survivors"}
 _MASKING_FROM_NODE = {"introduction", "shares", "opened"}
-
-
-def _unpack(data: bytes) -> Frame:
-    if len(data) > LONGEST:
-        raise PeerError(f"a message of {len(data)} bytes")
-    return wire.unpack(data)
 
 
 class AggregatorReader:
@@ -73,7 +66,7 @@ class AggregatorReader:
                 raise PeerError("unexpected message: 'more'")
             self._vectors.add(memoryview(data)[1:])
             return self._finish()
-        frame = _unpack(data)
+        frame = wire.unpack(data)
         name = frame.name
         task = self._task
         if name == "farewell":
@@ -89,8 +82,9 @@ class AggregatorReader:
             return message
         if name != "broadcast" or task is None or self._vectors is not None:
             raise PeerError(f"unexpected message: '{name}'")
-        self._sent = wire.read_request(frame, self._nodes)
-        self._vectors = VectorBytes(wire.request_sizes(self._sent, task), frame.rest)
+        self._sent, sizes = wire.read_request(frame, self._nodes, task)
+        self._vectors = VectorBytes(sizes, sum(sizes), [bytearray() for _ in sizes])
+        self._vectors.add(frame.rest)
         return self._finish()
 
     def _finish(self) -> EncodedBroadcast | None:
@@ -128,11 +122,7 @@ class NodeReader:
         self._asked: _Asked | None = None
         self._begun: SentReport | MaskedReport | None = None  # without its vectors
         self._vectors: VectorBytes | None = None
-
-    @property
-    def receiving(self) -> int:
-        """Bytes of an unfinished report's vectors; 0 without one."""
-        return 0 if self._vectors is None else self._vectors.expected
+        self.receiving = 0  # bytes of an unfinished report's vectors; 0 without one
 
     def expect_ready(self) -> None:
         self._expects = "ready"
@@ -156,7 +146,7 @@ class NodeReader:
             return None if vectors.missing else self._finish(vectors)
         if data.startswith(MORE):
             raise PeerError(f"'more' instead of '{self._expects}'")
-        frame = _unpack(data)
+        frame = wire.unpack(data)
         name = frame.name
         if name == "refusal" and self._expects not in ("hello", "nothing"):
             reason = printable(wire.read(frame).reason, _LONG_REASON)
@@ -189,17 +179,20 @@ class NodeReader:
             self._begun = report
             sizes = [8 * length]
         else:
-            nodes = len(asked.numbers)
-            self._begun = asked.report.read(frame, nodes)
-            sizes = asked.report.sizes(nodes)
-        vectors = VectorBytes(sizes, frame.rest)
+            self._begun, sizes = asked.report.read(frame, len(asked.numbers))
+        vectors = VectorBytes(sizes, sum(sizes), [bytearray() for _ in sizes])
+        vectors.add(frame.rest)
+        if not vectors.missing:
+            return self._finish(vectors)
         self._vectors = vectors
-        return None if vectors.missing else self._finish(vectors)
+        self.receiving = sum(sizes)
+        return None
 
     def _finish(self, received: VectorBytes) -> Answer | MaskedReport:
         begun = self._begun
         asked = self._asked
         self._vectors = self._begun = self._asked = None
+        self.receiving = 0
         if isinstance(begun, MaskedReport):
             del self._lengths[begun.round, begun.attempt]
             vector = np.frombuffer(received.vectors[0], "<u8")

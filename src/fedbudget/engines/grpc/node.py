@@ -277,7 +277,7 @@ class _Connection:
     async def _round(self, encoded: EncodedBroadcast) -> None:
         """Make a round and send its report, unless a farewell arrives first."""
         worker = self.worker
-        request = encoded.request(worker.w_after(encoded.base_round))
+        request = encoded.request(worker.w_after(encoded.sent.base_round))
         broadcast = request.broadcast
         updates = max(1, broadcast.tau)
         if broadcast.work is not None:

@@ -11,7 +11,7 @@ return to the event loop.
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -22,7 +22,7 @@ from fedbudget.engines.grpc.stream import frames
 from fedbudget.engines.remote.members import OWN, Members
 from fedbudget.engines.remote.messages import Answer, MaskedReport, RoundRequest, Welcome
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
-from fedbudget.engines.remote.wire import ExpectedReport, pack_broadcast
+from fedbudget.engines.remote.wire import NO_DIFFERENCES, ExpectedReport, pack_broadcast
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol import compression
 from fedbudget.protocol.compression import BroadcastCompressor
@@ -222,7 +222,9 @@ class Rounds:
             packed_alone = pack_broadcast(broadcast, base_round, catch_up=catch_up)
             self.peers.send(peer, frames(packed_alone))
             return
-        differences = self._compressor.differences(broadcast) if base_round else {}
+        differences: Mapping[str, bytes] = NO_DIFFERENCES
+        if base_round and self._compressor.kind != "none":
+            differences = self._compressor.differences(broadcast)
         updates = () if broadcast.work is None else broadcast.work.updates
         if updates not in packed:
             packed[updates] = frames(
@@ -255,7 +257,8 @@ class Rounds:
             )
         else:
             self.pending.receive(name, answer)
-            self.counters.saved += self._saved(self.pending.broadcast, answer)
+            if self._compressor.kind != "none":
+                self.counters.saved += self._saved(self.pending.broadcast, answer)
         self.check()
 
     def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:

@@ -14,6 +14,7 @@ Threads: no shared state; each reader and writer belongs to one stream.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedbudget.engines.remote import wire
@@ -58,21 +59,20 @@ def pack(message: Any) -> list[bytes]:
     return frames(wire.pack(message))
 
 
+@dataclass
 class VectorBytes:
     """Collects the bytes of vectors. Each vector has its own memory and may outlive the
     others.
 
     Args:
       sizes: expected bytes of each vector.
-      first: bytes in the first frame.
+      missing: bytes of all vectors that have not arrived.
+      vectors: what has arrived.
     """
 
-    def __init__(self, sizes: Sequence[int], first: memoryview) -> None:
-        self.expected = sum(sizes)
-        self.missing = self.expected
-        self.vectors = [bytearray() for _ in sizes]
-        self._sizes = sizes
-        self.add(first)
+    sizes: Sequence[int]
+    missing: int
+    vectors: Sequence[bytearray]
 
     def add(self, part: memoryview) -> None:
         """Add the next part. It must have full length, so that there are few messages."""
@@ -80,7 +80,7 @@ class VectorBytes:
         if len(part) != due:
             raise PeerError(f"a part of vectors of {len(part)} bytes instead of {due}")
         self.missing -= due
-        for vector, size in zip(self.vectors, self._sizes, strict=True):
+        for vector, size in zip(self.vectors, self.sizes, strict=True):
             free = size - len(vector)
             vector += part[:free]
             part = part[free:]

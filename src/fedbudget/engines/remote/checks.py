@@ -6,6 +6,7 @@ raises `PeerError` with a reason.
 """
 
 import math
+import re
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from fedbudget.resources import TIME
 from fedbudget.resources.resource import NodeCosts
 
 _MOST_FEATURES = 2**28
+_RESOURCE = re.compile(rf"[A-Za-z]{{1,{LONG_NAME}}}")  # may be unknown here
 
 
 def checked_costs(costs: NodeCosts) -> NodeCosts:
@@ -26,7 +28,7 @@ def checked_costs(costs: NodeCosts) -> NodeCosts:
         if len(readings) > MOST_READINGS:
             raise PeerError(f"costs of {len(readings)} readings")
         for name, reading in readings.items():
-            if not _is_resource(name):
+            if not _RESOURCE.fullmatch(name):
                 raise PeerError(f"{name[:20]!r} is not a name of a resource")
             if len(reading.host) > LONG_NAME:
                 raise PeerError(f"a host name of {len(reading.host)} characters")
@@ -84,7 +86,7 @@ def check_welcome(welcome: Welcome) -> None:
 
 def check_task(task: Task) -> None:
     for name in task.readings:
-        if not _is_resource(name):
+        if not _RESOURCE.fullmatch(name):
             raise PeerError(f"{name[:20]!r} is not a name of a resource")
     for name, value in task.model_options.items():
         fits = len(value) <= LONG_NAME if isinstance(value, str) else math.isfinite(value)
@@ -161,8 +163,3 @@ def _check_moments(moments: Moments | None, columns: int) -> None:
     finite = np.isfinite(moments.mean).all() and np.isfinite(moments.deviation).all()
     if not finite or moments.deviation.min() < 0:
         raise PeerError("invalid means or deviations")
-
-
-def _is_resource(name: str) -> bool:
-    """Whether a text can be the name of a resource, which may be unknown here."""
-    return len(name) <= LONG_NAME and name.isascii() and name.isalpha()

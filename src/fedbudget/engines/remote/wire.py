@@ -27,6 +27,7 @@ Threads: no shared state.
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ VERSION = 8
 """Version of this protocol. Up to version 7, messages were protobuf."""
 
 LONGEST = 2**20 + 2**18
-"""Maximum number of bytes of a message without vectors."""
+"""Maximum number of bytes of a message, with the first part of its vectors."""
 
 MOST_COST_BYTES = 20_000
 NO_DIFFERENCES: Mapping[str, bytes] = {}
@@ -73,6 +74,7 @@ _MOST_VECTORS = 8
 # most bytes of a broadcast without its vectors, and more for the updates of each node
 _MOST_NUMBERS = 1000
 _BYTES_OF_UPDATES = 9
+_encoded_size = lru_cache(compression.encoded_size)
 _SAME_VERSION = "install the same fedbudget on both sides"
 
 
@@ -225,7 +227,8 @@ def pack_report(
     """
     numbers = [getattr(report, name) for name in NUMBERS]
     flat = np.concatenate([each for each in numbers if each is not None])
-    sent = SentReport(report.round, flat, costs, pack_tallies(tallies))
+    packed_tallies = pack_tallies(tallies) if tallies else b""
+    sent = SentReport(report.round, flat, costs, packed_tallies)
     return _packed(SentReport, _CODECS[SentReport].pack(sent), vectors)
 
 
@@ -238,6 +241,8 @@ def unpack(data: bytes | memoryview) -> Frame:
     """Split a message; raise `PeerError` if it is none of this version."""
     if not data:
         raise PeerError("an empty message")
+    if len(data) > LONGEST:
+        raise PeerError(f"a message of {len(data)} bytes")
     if data[0] < _FIRST_KIND or len(data) < _HEAD.size:
         raise PeerError(
             f"bytes that are not a message of version {VERSION} of the protocol; "
@@ -312,16 +317,13 @@ class EncodedBroadcast:
     """A received broadcast; decoding it may need the previous w.
 
     Args:
+      sent: everything but vectors.
       vectors: bytes of each vector.
     """
 
     sent: SentRequest
     vectors: Sequence[bytearray | memoryview]
     task: Task
-
-    @property
-    def base_round(self) -> int:
-        return self.sent.base_round
 
     def request(self, before: Float32 | None) -> RoundRequest:
         """Decode and check the broadcast.
@@ -330,9 +332,11 @@ class EncodedBroadcast:
           before: w of the broadcast of `base_round`.
         """
         sent = self.sent
+        count = self.task.parameters
+        kind = sent.kind or "none"
         arrays = [
-            decode_vector(kind, data, self.task.parameters)
-            for kind, data in zip(_vector_kinds(sent), self.vectors, strict=True)
+            decode_vector("none" if place not in sent.differences else kind, data, count)
+            for place, data in enumerate(self.vectors)
         ]
         known = before
         for place in sent.differences:
@@ -353,29 +357,19 @@ class EncodedBroadcast:
         return request
 
 
-def read_request(frame: Frame, nodes: int) -> SentRequest:
-    """Decode the header of a broadcast.
+def read_request(frame: Frame, nodes: int, task: Task) -> tuple[SentRequest, list[int]]:
+    """Decode the header of a broadcast, and compute the bytes of each vector.
 
     Args:
       nodes: number of nodes that receive it.
     """
     sent: SentRequest = read(frame, _MOST_NUMBERS + _BYTES_OF_UPDATES * nodes)
-    if any(place >= sent.vectors for place in sent.differences):
-        raise PeerError("a broadcast with more differences than vectors")
-    return sent
-
-
-def request_sizes(sent: SentRequest, task: Task) -> list[int]:
-    """Bytes of each vector of a broadcast."""
-    count = task.parameters
-    return [compression.encoded_size(kind, count) for kind in _vector_kinds(sent)]
-
-
-def _vector_kinds(sent: SentRequest) -> list[Kind]:
-    kinds: list[Kind] = ["none"] * sent.vectors
+    sizes = [_encoded_size("none", task.parameters)] * sent.vectors
     for place in sent.differences:
-        kinds[place] = sent.kind or "none"
-    return kinds
+        if place >= sent.vectors:
+            raise PeerError("a broadcast with more differences than vectors")
+        sizes[place] = _encoded_size(sent.kind or "none", task.parameters)
+    return sent, sizes
 
 
 @dataclass(frozen=True)
@@ -404,16 +398,12 @@ class ExpectedReport:
             report_numbers(broadcast),
             report_vectors(broadcast),
             kind,
-            compression.encoded_size(kind, broadcast.w.size),
+            _encoded_size(kind, broadcast.w.size),
             broadcast.tallies,
         )
 
-    def sizes(self, nodes: int) -> list[int]:
-        """Bytes of each field with vectors."""
-        return [nodes * self.vector_bytes] * len(self.vectors)
-
-    def read(self, frame: Frame, nodes: int) -> SentReport:
-        """Decode and check everything but vectors."""
+    def read(self, frame: Frame, nodes: int) -> tuple[SentReport, list[int]]:
+        """Decode and check everything but vectors; also return the bytes of each vector."""
         due = nodes * len(self.numbers)
         sent: SentReport = read(frame, MOST_COST_BYTES + MAX_TALLIES_BYTES + 8 * due)
         if sent.round != self.broadcast.round:
@@ -422,7 +412,7 @@ class ExpectedReport:
             )
         if sent.numbers.shape != (due,):
             raise PeerError(f"{sent.numbers.nbytes} bytes of numbers instead of {8 * due}")
-        return sent
+        return sent, [nodes * self.vector_bytes] * len(self.vectors)
 
     def answer(
         self,
@@ -445,7 +435,7 @@ class ExpectedReport:
             fields[name] = vectors
         report = Report(broadcast.round, nodes, sizes, **fields)
         costs = checks.checked_costs(sent.costs)
-        tallies = unpack_tallies(sent.tallies, self.tallies)
+        tallies = unpack_tallies(sent.tallies, self.tallies) if sent.tallies else ()
         return Answer(report, costs, tallies, len(sent.tallies))
 
 
