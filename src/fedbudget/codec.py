@@ -31,6 +31,7 @@ from typing import (
     Any,
     Generic,
     Literal,
+    NamedTuple,
     TypeVar,
     Union,
     get_args,
@@ -66,15 +67,13 @@ class Codec(Generic[T]):
     ) -> None:
         self._members = members or {}
         self._named = named
-        self._structs: dict[Any, Any] = {}
+        self._structs: dict[Any, tuple[Any, Any]] = {}
         # by class of a value: the struct to send
         self._outgoing_structs: dict[type, Any] = {}
         # by received struct: the class, and the types of its fields if msgspec cannot
         # create the class by itself
         self._classes: dict[type, tuple[Any, Any]] = {}
-        outgoing = self._mirror(kind, checked=False)
-        incoming = self._mirror(kind, checked=True)
-        target = self._target_of(kind)
+        outgoing, incoming, target = self._types(kind)
         self._native = target == kind
         self._to_struct = partial(
             msgspec.convert,
@@ -180,85 +179,75 @@ class Codec(Generic[T]):
 
         return part
 
-    def _mirror(self, hint: Any, *, checked: bool) -> Any:
-        """Return the type with structs in place of dataclasses.
-
-        Args:
-          checked: whether to check everything else, or to accept any value.
-        """
+    def _types(self, hint: Any) -> "_Types":
         origin = get_origin(hint)
+        parts = get_args(hint)
         if origin is Annotated:
-            inner = self._mirror(get_args(hint)[0], checked=checked)
-            return Annotated[(inner, *hint.__metadata__)] if checked else inner
+            inner = self._types(parts[0])
+            checked: Any = Annotated[(inner.incoming, *hint.__metadata__)]
+            native = inner.target == parts[0]
+            return _Types(inner.outgoing, checked, hint if native else inner.target)
         classes, others = self._union(hint)
         if classes:
-            tagged = _is_tagged(classes, others)
-            structs = [self._struct(each, checked, tagged) for each in classes]
-            if tagged and not checked:
-                kinds = [get_origin(each) or each for each in classes]
-                self._outgoing_structs.update(zip(kinds, structs, strict=True))
-                return _optional(_Member, others)
-            others = [self._mirror(each, checked=checked) for each in others]
-            return Union[(*structs, *others)]
+            return self._class_types(hint, classes, others)
         if _is_array(hint):
-            return Any
-        if _is_named_tuple(hint):
-            hints = get_type_hints(hint, include_extras=True).values()
-            return tuple[tuple(self._mirror(each, checked=checked) for each in hints)]  # type: ignore[misc]
-        parts = get_args(hint)
+            return _Types(Any, Any, hint)
+        named = _is_named_tuple(hint)
+        if named:
+            origin = tuple
+            parts = tuple(get_type_hints(hint, include_extras=True).values())
+        if hint is ... or hint is type(None):
+            return _Types(hint, hint, hint)
         if origin is Literal or not parts:
-            return hint if checked or hint is type(None) else Any
-        mirrored = [
-            each if each is ... else self._mirror(each, checked=checked) for each in parts
-        ]
+            return _Types(Any, hint, hint)
         if origin is UnionType:
             origin = Union
-        return origin[tuple(mirrored)]
+        each = [self._types(part) for part in parts]
+        outgoing, incoming, target = (origin[column] for column in zip(*each, strict=True))
+        native = named or target == origin[parts]
+        return _Types(outgoing, incoming, hint if native else target)
 
-    def _struct(self, kind: Any, checked: bool, tagged: bool) -> Any:
-        """Return the struct of a dataclass."""
-        key = (kind, checked, tagged)
-        if key in self._structs:
-            return self._structs[key]
-        name = (get_origin(kind) or kind).__name__
-        hints = _field_types(kind)
-        struct = msgspec.defstruct(
-            name,
-            [(each, self._mirror(hint, checked=checked)) for each, hint in hints.items()],
-            tag=name if tagged else None,
-            tag_field="class" if tagged else None,  # a keyword: no field has this name
-            array_like=not self._named,
-            forbid_unknown_fields=True,
-        )
-        self._structs[key] = struct
-        if checked:
-            types = [self._target_of(hint) for hint in hints.values()]
-            native = types == list(hints.values())
-            self._classes[struct] = (kind, None if native else tuple[tuple(types)])  # type: ignore[misc]
-        return struct
+    def _class_types(self, hint: Any, classes: list[Any], others: list[Any]) -> "_Types":
+        """Return the types for a dataclass, or for a union that contains some."""
+        optional = type(None) in others
+        tagged = len(classes) > 1 or len(others) > optional
+        structs = [self._struct(each, tagged) for each in classes]
+        received = [struct for _, struct in structs]
+        received += [self._types(each).incoming for each in others]
+        incoming: Any = Union[tuple(received)]  # noqa: UP007 (of any number)
+        member: Any = _Member | None if optional else _Member
+        outgoing = member
+        if tagged:
+            for each, (struct, _) in zip(classes, structs, strict=True):
+                self._outgoing_structs[get_origin(each) or each] = struct
+        else:
+            outgoing = structs[0][0] | None if optional else structs[0][0]
+        single = len(classes) == 1 and hint not in self._members
+        native = single and self._classes[received[0]][1] is None
+        return _Types(outgoing, incoming, hint if native else member)
 
-    def _target_of(self, hint: Any) -> Any:
-        """Return the type with `_Member` for every class that msgspec cannot create."""
-        origin = get_origin(hint)
-        if origin is Annotated:
-            inner = get_args(hint)[0]
-            target = self._target_of(inner)
-            return hint if target == inner else target
-        classes, others = self._union(hint)
-        if classes:
-            tagged = _is_tagged(classes, others)
-            struct = self._struct(classes[0], True, tagged)
-            single = len(classes) == 1 and hint not in self._members
-            if single and self._classes[struct][1] is None:
-                return hint
-            return _optional(_Member, others)
-        parts = get_args(hint)
-        if _is_array(hint) or origin is Literal or not parts:
-            return hint
-        targets = [each if each is ... else self._target_of(each) for each in parts]
-        if targets == list(parts):
-            return hint
-        return origin[tuple(targets)]
+    def _struct(self, kind: Any, tagged: bool) -> tuple[Any, Any]:
+        """Return the structs of a dataclass: to send, and to receive."""
+        key = (kind, tagged)
+        if key not in self._structs:
+            name = (get_origin(kind) or kind).__name__
+            hints = _field_types(kind)
+            types = {each: self._types(hint) for each, hint in hints.items()}
+            targets: Any = tuple(each.target for each in types.values())
+            define = partial(
+                msgspec.defstruct,
+                name,
+                tag=name if tagged else None,
+                tag_field="class" if tagged else None,  # a keyword: no field has this name
+                array_like=not self._named,
+                forbid_unknown_fields=True,
+            )
+            sent = define([(each, types[each].outgoing) for each in hints])
+            received = define([(each, types[each].incoming) for each in hints])
+            native = targets == tuple(hints.values())
+            self._classes[received] = (kind, None if native else tuple[targets])
+            self._structs[key] = (sent, received)
+        return self._structs[key]
 
     def _union(self, hint: Any) -> tuple[list[Any], list[Any]]:
         """Split a type into dataclasses and others; no dataclass: nothing to split."""
@@ -275,6 +264,20 @@ class Codec(Generic[T]):
             else:
                 others.append(each)
         return classes, others
+
+
+class _Types(NamedTuple):
+    """What an annotation becomes.
+
+    Args:
+      outgoing: structs in place of dataclasses; everything else is sent as it is.
+      incoming: structs in place of dataclasses; everything else is checked.
+      target: `_Member` in place of every class that msgspec cannot create by itself.
+    """
+
+    outgoing: Any
+    incoming: Any
+    target: Any
 
 
 class _Member(ABC):  # noqa: B024 (only its subclass hook counts)
@@ -345,15 +348,6 @@ def _is_array(hint: Any) -> bool:
 
 def _is_named_tuple(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
-
-
-def _is_tagged(classes: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether a value has more than one possible type, apart from None."""
-    return len(classes) > 1 or bool(set(others) - {type(None)})
-
-
-def _optional(kind: Any, others: Sequence[Any]) -> Any:
-    return kind | None if type(None) in others else kind
 
 
 def _field_types(kind: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.codec import Codec
@@ -261,17 +262,23 @@ def unpack(data: bytes | memoryview) -> Frame:
     return Frame(_NAMES[code], view[_HEAD.size : end], view[end:])
 
 
-def read(frame: Frame, most: int = LONGEST) -> Any:
-    """Decode and check the header of a message without vectors, or of one that has them.
+def read(
+    frame: Frame, most: int = LONGEST, arrays: Sequence[NDArray[Any]] | None = None
+) -> Any:
+    """Decode and check the header of a message.
 
     Args:
       most: maximum number of bytes of the header.
+      arrays: of the message, if they are not in the header.
     """
     name = frame.name
     if len(frame.header) > most:
         raise PeerError(f"a {name} of {len(frame.header)} bytes")
     try:
-        message = _CODECS[name].unpack(frame.header)
+        if arrays is None:
+            message = _CODECS[name].unpack(frame.header)
+        else:
+            message = _CODECS[name].decode(frame.header, arrays)
     except ValueError as error:
         raise PeerError(f"a {name} cannot be read: {error}") from None
     if name in _CHECKS:
@@ -286,14 +293,7 @@ def read_ready(frame: Frame) -> Ready:
 
 def read_masked(frame: Frame) -> MaskedReport:
     """Decode and check a masked report; its vector is still empty."""
-    if len(frame.header) > MOST_COST_BYTES:
-        raise PeerError(f"a masked report of {len(frame.header)} bytes")
-    try:
-        report: MaskedReport = _CODECS[MaskedReport].decode(
-            frame.header, [np.empty(0, np.uint64)]
-        )
-    except ValueError as error:
-        raise PeerError(f"a masked report cannot be read: {error}") from None
+    report: MaskedReport = read(frame, MOST_COST_BYTES, [np.empty(0, np.uint64)])
     return replace(report, costs=checks.checked_costs(report.costs))
 
 
