@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedbudget.arrays import Float64
-from fedbudget.codec import flatten, restore
+from fedbudget.codec import file_codec
 from fedbudget.protocol.messages import (
     Broadcast,
     CatchUp,
@@ -205,5 +205,6 @@ class TestNewField:
         merged: Any = kind.merge(parts)  # type: ignore[attr-defined]
         assert merged.norms.tolist() == [0.5, 1.5]
         assert merged.wire_bytes == 2 * (32 + 3 * 8)
-        plain, arrays = flatten(merged)
-        assert bits(restore(kind, json.loads(json.dumps(plain)), arrays)) == bits(merged)
+        plain, arrays = file_codec(kind).plain(merged)
+        result = file_codec(kind).restore(json.loads(json.dumps(plain)), arrays)
+        assert bits(result) == bits(merged)

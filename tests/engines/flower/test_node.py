@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbudget.engines.flower import node, records
 from fedbudget.engines.remote import wire
-from fedbudget.engines.remote.messages import Refusal, RoundRequest, Welcome
+from fedbudget.engines.remote.messages import NodeRefusal, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.flower import client
@@ -50,8 +50,8 @@ def report(content: RecordDict, broadcast: Broadcast) -> Report:
     return records.answer(content, expected, np.array([1]), np.array([20])).report
 
 
-def refusal(content: RecordDict) -> Refusal:
-    result: Refusal = wire.read(records.frame(content, "refusal"))
+def refusal(content: RecordDict) -> NodeRefusal:
+    result: NodeRefusal = wire.read(records.frame(content, "refusal"))
     return result
 
 
@@ -98,11 +98,11 @@ def test_missing_memory_is_reported() -> None:
     context, sent = new_context(), broadcasts()
     for broadcast in sent[:3]:
         ask(context, broadcast, broadcast.round - 1)
-    assert refusal(ask(context, sent[4], 4)) == Refusal(
+    assert refusal(ask(context, sent[4], 4)) == NodeRefusal(
         "this node has no memory of round 4, only of [2, 3]", lost=True
     )
     other = Welcome("another-run", WELCOME.task, (1,))
-    assert refusal(ask(context, sent[1], 1, other)) == Refusal(
+    assert refusal(ask(context, sent[1], 1, other)) == NodeRefusal(
         "this node has no memory of round 1, only of []", lost=True
     )
     # The request does not change its memory.
@@ -141,7 +141,7 @@ def test_errors_are_sent_as_replies() -> None:
     described = client(Message(RecordDict(), 100, "query.describe"), context)
     assert refusal(described.content).reason.startswith("a node has no data")
     nonsense = client(Message(RecordDict(), 100, "train"), context)
-    assert refusal(nonsense.content) == Refusal("a message without welcome")
+    assert refusal(nonsense.content) == NodeRefusal("a message without welcome")
 
 
 def test_flower_node_among_direct_nodes() -> None:

@@ -15,7 +15,13 @@ from hypothesis.extra.numpy import arrays
 from fedbudget.arrays import Float32
 from fedbudget.engines.flower import records
 from fedbudget.engines.remote import wire
-from fedbudget.engines.remote.messages import Hello, Ready, Refusal, RoundRequest, Welcome
+from fedbudget.engines.remote.messages import (
+    Hello,
+    NodeRefusal,
+    Ready,
+    RoundRequest,
+    Welcome,
+)
 from fedbudget.engines.remote.wire import ExpectedReport, pack_broadcast, pack_report
 from fedbudget.protocol.compression import encode
 from fedbudget.protocol.messages import (
@@ -162,7 +168,7 @@ def test_hello_welcome_refusal_round_trip() -> None:
     messages = {
         "hello": Hello("17", node_data(1).samples()),
         "welcome": Welcome("a-run", task("paper", batch=7), (2, 3)),
-        "refusal": Refusal("no", lost=True),
+        "refusal": NodeRefusal("no", lost=True),
     }
     for name, message in messages.items():
         content = serialized(records.to_content(wire.pack(message)))
@@ -256,7 +262,9 @@ def test_invalid_reports_are_refused(field: str, value: Any, reason: str) -> Non
         RecordDict({"hello": ConfigRecord({"message": b"\xff\xff"})}),
         RecordDict({"hello": ConfigRecord({"message": "text"})}),
         RecordDict({"welcome": ConfigRecord({"message": b""})}),
-        RecordDict({"hello": ConfigRecord({"message": wire.pack(Refusal("no")).message})}),
+        RecordDict(
+            {"hello": ConfigRecord({"message": wire.pack(NodeRefusal("no")).message})}
+        ),
         RecordDict(
             {
                 "broadcast": ConfigRecord({"message": b"\x8a\x08\x00\x00\x00\x00"}),

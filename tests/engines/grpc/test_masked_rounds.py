@@ -3,6 +3,7 @@ can read.
 """
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,12 +234,7 @@ def test_swapped_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         if name != "node-0" or broadcast.round < 2:
             return original
         forged = signed_key(KeyIdentity(), self._run, "node-1", b"p" * 32, time.time_ns())
-        return Group(
-            **{
-                **{key: getattr(original, key) for key in Group.__struct_fields__},
-                "keys": (forged,),
-            }
-        )
+        return replace(original, keys=(forged,))
 
     monkeypatch.setattr(MaskedRounds, "_group", swapping)
     with masked() as net:
@@ -453,7 +449,7 @@ def test_node_refuses_wrong_noise_split(
     group = MaskedRounds._group
 
     def claiming(self: MaskedRounds, *arguments: Any) -> Group:
-        return msgspec.structs.replace(group(self, *arguments), sharers=sharers)
+        return replace(group(self, *arguments), sharers=sharers)
 
     monkeypatch.setattr(MaskedRounds, "_group", claiming)
     with masked("private") as net:

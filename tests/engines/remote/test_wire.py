@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedbudget.data.agreement import Moments, TableDescription
 from fedbudget.data.tables import Layout, LayoutColumn
 from fedbudget.engines.remote import wire
-from fedbudget.engines.remote.messages import Farewell, Hello, Ready, Refusal, Welcome
+from fedbudget.engines.remote.messages import Farewell, Hello, NodeRefusal, Ready, Welcome
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.wire import LONGEST, VERSION, pack, read_ready, unpack
 from fedbudget.errors import UserError
@@ -112,7 +112,7 @@ def test_invalid_cost_bytes_are_refused(header: Any) -> None:
 
 
 def test_long_reasons_are_refused() -> None:
-    for kind in (Farewell, Refusal):
+    for kind in (Farewell, NodeRefusal):
         assert sent(kind("x" * 2000)) == kind("x" * 2000)
         with pytest.raises(PeerError, match="length <= 2000"):
             sent(kind("x" * 2001))

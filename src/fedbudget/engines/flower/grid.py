@@ -25,7 +25,7 @@ from fedbudget.engines.flower import records
 from fedbudget.engines.flower.node import PARTITION
 from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.members import Counters, Members
-from fedbudget.engines.remote.messages import Farewell, Hello, Refusal, Welcome
+from fedbudget.engines.remote.messages import Farewell, Hello, NodeRefusal, Welcome
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
 from fedbudget.engines.remote.task import SamplesDescription, Task, require_model
 from fedbudget.engines.remote.wire import ExpectedReport
@@ -513,6 +513,6 @@ def _content(reply: Message | None) -> RecordDict:
     if reply.has_error():
         raise PeerError(f"Flower error {reply.error.code}: {reply.error.reason}")
     if "refusal" in reply.content.config_records:
-        refusal: Refusal = wire.read(records.frame(reply.content, "refusal"))
+        refusal: NodeRefusal = wire.read(records.frame(reply.content, "refusal"))
         raise RefusedByNode(refusal.reason, refusal.lost)
     return reply.content

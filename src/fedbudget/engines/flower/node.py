@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbudget.engines.flower import records
 from fedbudget.engines.remote import wire
-from fedbudget.engines.remote.messages import LONG_REASON, Ready, Refusal, Welcome
+from fedbudget.engines.remote.messages import LONG_REASON, NodeRefusal, Ready, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
@@ -104,7 +104,7 @@ def _train(
 
 
 def _refusal(reason: str, *, lost: bool = False) -> RecordDict:
-    return records.to_content(wire.pack(Refusal(reason[:LONG_REASON], lost)))
+    return records.to_content(wire.pack(NodeRefusal(reason[:LONG_REASON], lost)))
 
 
 def remember(state: RecordDict, welcome: Welcome, memories: dict[int, FleetState]) -> None:

@@ -36,8 +36,8 @@ from fedbudget.engines.grpc.stream import (
 from fedbudget.engines.remote.messages import (
     LONG_REASON,
     Farewell,
+    NodeRefusal,
     Ready,
-    Refusal,
     RoundRequest,
     Welcome,
 )
@@ -329,7 +329,7 @@ class _Connection:
 
     async def _refuse(self, error: UserError) -> NoReturn:
         """Send the reason, and leave."""
-        await _send(self.call, pack(Refusal(error.spelled(flag)[:LONG_REASON])))
+        await _send(self.call, pack(NodeRefusal(error.spelled(flag)[:LONG_REASON])))
         with suppress(*_ENDED):
             await self.call.done_writing()
             await self.call.code()  # waits until the aggregator has read it

@@ -109,7 +109,7 @@ class MaskedReport:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class NodeRefusal:
     """A node's last message.
 
     Args:

@@ -129,7 +129,9 @@ def _check_errors(errors: ErrorSums) -> None:
 
 
 def _check_counts(counts: ClassCounts, samples: int) -> None:
-    actual, predicted, right = counts.actual, counts.predicted, counts.right
+    actual = counts.actual
+    predicted = counts.predicted
+    right = counts.right
     classes = actual.size
     shapes = {actual.shape, predicted.shape, right.shape}
     if not 2 <= classes <= _MOST_CLASSES or shapes != {(classes,)}:

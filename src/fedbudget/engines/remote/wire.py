@@ -42,8 +42,8 @@ from fedbudget.engines.remote.messages import (
     Farewell,
     Hello,
     MaskedReport,
+    NodeRefusal,
     Ready,
-    Refusal,
     RoundRequest,
     Welcome,
     report_numbers,
@@ -117,7 +117,7 @@ class SentReport:
 _KINDS: dict[str, type] = {
     "hello": Hello,
     "ready": Ready,
-    "refusal": Refusal,
+    "refusal": NodeRefusal,
     "report": SentReport,
     "masked report": MaskedReport,
     "introduction": masking.Introduction,
