@@ -180,6 +180,13 @@ def test_all_supported_types(named: bool) -> None:
             assert result.colour is Colour.BLUE
 
 
+def test_file_codec_with_members() -> None:
+    codec = file_codec(Everything, tuple(MEMBERS.items()))
+    plain, arrays = codec.plain(EVERYTHING)
+    assert plain["features"][0] == {"class": "Plain", "number": 4}
+    assert repr(codec.restore(json.loads(json.dumps(plain)), arrays)) == repr(EVERYTHING)
+
+
 def test_union_of_messages() -> None:
     codec: Codec[Any] = Codec(Plain | Vector)
     assert msgspec.msgpack.decode(codec.pack(Plain(3))) == ["Plain", 3]

@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 T = TypeVar("T")
 _Hook = Callable[[Any, Any], Any]
+_Members = tuple[tuple[type, tuple[type, ...]], ...]
 
 
 class Codec(Generic[T]):
@@ -368,10 +369,14 @@ def _field_types(kind: Any) -> dict[str, Any]:
 
 
 @cache
-def _file_codec(kind: Any) -> Codec[Any]:
-    return Codec(kind, named=True)
+def _file_codec(kind: Any, members: _Members) -> Codec[Any]:
+    return Codec(kind, dict(members), named=True)
 
 
-def file_codec(kind: Any) -> Codec[Any]:
-    """Return the codec of a type for files: fields have names."""
-    return _file_codec(kind)
+def file_codec(kind: Any, members: _Members = ()) -> Codec[Any]:
+    """Return the codec of a type for files: fields have names.
+
+    Args:
+      members: open base classes, each with its classes.
+    """
+    return _file_codec(kind, members)

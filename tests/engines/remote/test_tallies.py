@@ -121,6 +121,10 @@ WRONG_TOTAL = np.array([[[1] + [0] * (BINS - 1), [4] + [0] * (BINS - 1)]])
             Tally(10, 0.1, class_counts(scores=np.zeros((3, 2, BINS)))),
             "histograms of 3 scores",
         ),
+        (Tally(10, 0.1, class_counts(scores=0)), "histograms of 0 scores"),
+        (Tally(10, 0.1, class_counts(scores=[[6, 4]])), "histograms of 0 scores"),
+        (Tally(10, 0.1, class_counts(actual=[[6, 4]])), "counts of 2, 2 and 2 classes"),
+        (Tally(10, 0.1, class_counts(right=4)), "counts of 2, 2 and 1 classes"),
         (
             Tally(10, 0.1, class_counts(scores=WRONG_TOTAL)),
             "do not match the number of samples",

@@ -200,6 +200,9 @@ def moments(mean: list[float], deviation: list[float]) -> Moments:
         with_samples(features=moments([1.0] * 6, [-1.0] * 6)),
         with_samples(features=moments([1.0] * 6, [math.inf] * 6)),
         with_samples(target=moments([1.0, 1.0], [1.0, 1.0])),
+        with_samples(features=Moments(np.ones((6, 1)), np.ones((6, 1)))),
+        with_samples(features=Moments(np.ones((2, 3)), np.ones(6))),
+        with_samples(target=Moments(np.array(1.0), np.array(1.0))),
     ],
 )
 def test_invalid_hellos_are_refused(other: dict[str, Any]) -> None:
@@ -244,6 +247,8 @@ def test_table_description_round_trip() -> None:
         {"present": np.array([1.5, 0.0])},
         {"present": np.array([math.nan, 0.0])},
         {"present": np.array([5.0])},
+        {"present": np.array(5.0)},
+        {"present": np.array([[5.0], [0.0]])},
         {"numbers": moments([1], [2])},
         {"numbers": moments([math.inf, 0], [2, 0])},
         {"categories": ()},

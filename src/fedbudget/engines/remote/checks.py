@@ -118,7 +118,7 @@ def _check_table(table: TableDescription, samples: SamplesDescription) -> None:
         raise PeerError("a table that does not match its samples")
     lists = (table.kinds, table.present, table.fills, table.weights)
     if len(set(table.names)) != columns or any(
-        each is not None and len(each) != columns for each in lists
+        each is not None and np.shape(each) != (columns,) for each in lists
     ):
         raise PeerError("columns with different numbers of names, kinds and figures")
     if table.kinds.count("category") != len(table.categories) or (table.fills is None) != (
@@ -158,8 +158,8 @@ def _check_layout(layout: Layout, features: int) -> None:
 def _check_moments(moments: Moments | None, columns: int) -> None:
     if moments is None:
         return
-    if len(moments.mean) != columns or len(moments.deviation) != columns:
-        raise PeerError(f"means of {len(moments.mean)} columns, not {columns}")
+    if {moments.mean.shape, moments.deviation.shape} != {(columns,)}:
+        raise PeerError(f"means of shape {moments.mean.shape}, not of {columns} columns")
     finite = np.isfinite(moments.mean).all() and np.isfinite(moments.deviation).all()
     if not finite or moments.deviation.min() < 0:
         raise PeerError("invalid means or deviations")

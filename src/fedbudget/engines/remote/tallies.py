@@ -150,7 +150,9 @@ def _check_counts(counts: ClassCounts, samples: int) -> None:
         return
     scored = _histograms(classes)
     if scores.shape != (scored, 2, BINS) or classes > MOST_SCORED:
-        raise PeerError(f"histograms of {len(scores)} scores for {classes} classes")
+        raise PeerError(
+            f"histograms of {scores.size // (2 * BINS)} scores for {classes} classes"
+        )
     positive = actual[1:] if classes == 2 else actual
     if (scores[:, 1].sum(axis=1) != positive).any():
         raise PeerError("histograms that do not match the samples of each class")
