@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-slow check docs bench dist proto clean
+.PHONY: run test test-slow check docs bench dist clean
 
 run: .venv/installed
 	@echo '$$ fedbudget run --dataset breast-cancer --nodes 5 --partition dirichlet:0.5 --budget time=5s'
@@ -40,13 +40,6 @@ dist:
 	.venv-dist/bin/python -m build
 	.venv-dist/bin/twine check --strict dist/*
 	rm -rf .venv-dist
-
-# Generates the wire messages. The compiler is old on purpose: its output works with protobuf 5.29 and newer.
-proto: .venv/bin/python
-	$(PYTHON) -m venv .venv-proto
-	.venv-proto/bin/pip install -q grpcio-tools==1.71.2 setuptools
-	.venv-proto/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/fedbudget/engines/remote/wire.proto
-	rm -rf .venv-proto
 
 clean:
 	rm -rf .venv site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -28,7 +28,7 @@ async def _echo_rounds(
     import grpc
 
     from fedbudget.engines.grpc.credentials import aggregator_credentials
-    from fedbudget.engines.grpc.stream import LONGEST
+    from fedbudget.engines.remote.wire import LONGEST
 
     broadcast, report = _messages(case)
     everyone, over = asyncio.Event(), asyncio.Event()
@@ -79,7 +79,7 @@ async def answer(
     import grpc
 
     from fedbudget.engines.grpc.credentials import node_credentials
-    from fedbudget.engines.grpc.stream import LONGEST
+    from fedbudget.engines.remote.wire import LONGEST
 
     broadcast, report = _messages(case)
     options = [
@@ -111,7 +111,8 @@ def _messages(case: "Case") -> tuple[list[bytes], list[bytes]]:
     """Return the packed broadcast and report of such a run."""
     import numpy as np
 
-    from fedbudget.engines.grpc.messages import pack_broadcast, pack_report
+    from fedbudget.engines.grpc.stream import frames
+    from fedbudget.engines.remote.wire import pack_broadcast, pack_report
     from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
     from fedbudget.resources.resource import NodeCosts, Reading
 
@@ -125,6 +126,5 @@ def _messages(case: "Case") -> tuple[list[bytes], list[bytes]]:
     more = {"rho": one, "beta": one, "plain": one, "corrected": one} if frugal else {}
     report = Report(9, np.arange(1), np.full(1, 4), one, one, w[None], **more)
     costs = NodeCosts({"time": Reading(1e-4, 1e-3)})
-    return pack_broadcast(broadcast, base_round=8, catch_up=False), pack_report(
-        report, costs, w.tobytes()
-    )
+    packed = pack_broadcast(broadcast, base_round=8, catch_up=False)
+    return frames(packed), frames(pack_report(report, costs, w.tobytes()))

@@ -22,7 +22,6 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "src" / "fedbudget"
-GENERATED = {"wire_pb2.py"}
 
 MOST_FILES = 220
 MOST_TOKENS = 245_000
@@ -153,10 +152,8 @@ def print_examples(text: list[str], most: int = 12) -> None:
 
 
 def python_files(folder: Path) -> Iterator[Path]:
-    """Python files below a folder, without generated ones."""
-    for path in sorted(folder.rglob("*.py")):
-        if path.name not in GENERATED:
-            yield path
+    """Python files below a folder."""
+    yield from sorted(folder.rglob("*.py"))
 
 
 def code_size(path: Path) -> CodeSize:

@@ -8,8 +8,7 @@ import pytest
 
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.shards import SampleStore
-from fedbudget.engines.remote.encodings import describe, read
-from fedbudget.engines.remote.task import Task
+from fedbudget.engines.remote.wire import task_from_text, task_to_text
 from fedbudget.errors import UserError
 from fedbudget.models import KMeans, catalogue
 from fedbudget.models.base import ModelOptions
@@ -96,9 +95,8 @@ def test_new_option_reaches_remote_nodes() -> None:
     options = catalogue.options(
         "soft-svm", {"model": "soft-svm", "regularization": 0.5, "seed": 3}
     )
-    received = read(
-        Task, describe(replace(task(), model="soft-svm", model_options=options))
-    )
+    sent = replace(task(), model="soft-svm", model_options=options)
+    received = task_from_text(task_to_text(sent))
     fleet = node_data(0).fleet(received, [0])
     assert isinstance(fleet.model, SoftSvm)
     assert fleet.model.regularization == 0.5

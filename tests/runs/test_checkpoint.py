@@ -204,9 +204,9 @@ class TestRoundTrip:
 
     def test_safetensors_package_reads_vectors(self, tmp_path: Path) -> None:
         EXAMPLE.save(tmp_path)
-        assert (
-            load_file(tmp_path / CHECKPOINT)["best"].tolist() == EXAMPLE.state.best.tolist()
-        )
+        tensors = load_file(tmp_path / CHECKPOINT)
+        assert tensors["state.0"].tolist() == EXAMPLE.state.w.tolist()
+        assert tensors["state.1"].tolist() == EXAMPLE.state.best.tolist()
 
 
 def test_non_finite_w_resumes_from_best(tmp_path: Path) -> None:
@@ -339,7 +339,10 @@ class TestHostileFile:
     )
     def test_arrays(self, tmp_path: Path, name: str, value: object) -> None:
         tensors, plain = self.parts(tmp_path)
-        tensors = {**tensors, name: value}
+        place = plain["state"]
+        for part in name.split("."):
+            place = place.get(part, 99)  # an unknown array
+        tensors = {**tensors, f"state.{place}": value}
         self.load(
             tmp_path,
             {name: value for name, value in tensors.items() if value is not None},
@@ -409,6 +412,13 @@ class TestHostileFile:
     def test_other_fields(self, tmp_path: Path, other: dict[str, object]) -> None:
         tensors, plain = self.parts(tmp_path)
         self.load(tmp_path, tensors, json.dumps({**plain, **other}))
+
+    @pytest.mark.parametrize("version", [5, 7])
+    def test_other_versions(self, tmp_path: Path, version: int) -> None:
+        tensors, plain = self.parts(tmp_path)
+        self.load(tmp_path, tensors, json.dumps({**plain, "version": version}))
+        with pytest.raises(UserError, match="written by another version of fedbudget"):
+            Checkpoint.load(tmp_path, FRUGAL)
 
     @pytest.mark.parametrize("text", ["", "{}", "[]", "null", "no", "[" * 100_000])
     def test_metadata_that_is_no_state(self, tmp_path: Path, text: str) -> None:

@@ -1,17 +1,21 @@
 """Random broadcasts and reports, readers that expect them, and Hypothesis strategies."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32
 from fedbudget.data.agreement import Moments
-from fedbudget.engines.grpc.messages import AggregatorReader, NodeReader, pack_welcome
+from fedbudget.engines.grpc.messages import AggregatorReader, NodeReader
+from fedbudget.engines.grpc.stream import pack
+from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.messages import Welcome
 from fedbudget.engines.remote.task import SamplesDescription, Task
+from fedbudget.engines.remote.wire import VERSION, ExpectedReport
 from fedbudget.models.description import ModelDescription, TensorDescription
 from fedbudget.protocol.features.compression import KINDS, Kind, decode, encode
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
@@ -173,21 +177,36 @@ def _decoded(kind: Kind, data: bytes, like: Float32) -> Float32:
 
 def reader_after_welcome(task: Task = TASK) -> AggregatorReader:
     reader = AggregatorReader()
-    reader.feed(pack_welcome(Welcome("run", task, (0,)))[0])
+    reader.feed(pack(Welcome("run", task, (0,)))[0])
     return reader
 
 
 def reader_for_report(broadcast: Broadcast, n: int, kind: Kind = "none") -> NodeReader:
     reader = NodeReader()
-    reader.expect_report(
-        replace(broadcast, compress=kind), np.arange(n) + 7, np.arange(n) + 10
-    )
+    expected = ExpectedReport.of(replace(broadcast, compress=kind))
+    reader.expect_report(expected, np.arange(n) + 7, np.arange(n) + 10)
     return reader
 
 
-def with_field(message: Any, kind: str, field: str, value: Any) -> bytes:
-    """Serialize a message of the stream with one field of its `kind` changed."""
-    copy = type(message)()
-    copy.CopyFrom(message)
-    setattr(getattr(copy, kind), field, value)
-    return bytes(copy.SerializeToString())
+def frame(name: str, header: Any, rest: bytes = b"", version: int = VERSION) -> bytes:
+    """Return the first frame of a message whose header has these plain values."""
+    data = header if isinstance(header, bytes) else msgspec.msgpack.encode(header)
+    code = {each: code for code, each in wire._NAMES.items()}[name]
+    return bytes([code, version]) + len(data).to_bytes(4, "little") + data + rest
+
+
+def with_field(message: bytes, field: str, value: Any) -> bytes:
+    """Return the first frame of a message with one field changed.
+
+    Args:
+      field: of the dataclass; `header` for all fields, `rest` for the bytes of vectors.
+    """
+    given = wire.unpack(message)
+    if field == "header":
+        return frame(given.name, value, bytes(given.rest))
+    if field == "rest":
+        return frame(given.name, bytes(given.header), value)
+    values = msgspec.msgpack.decode(given.header)
+    names = [each.name for each in fields(wire._KINDS[given.name])]
+    values[names.index(field)] = value
+    return frame(given.name, values, bytes(given.rest))

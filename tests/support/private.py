@@ -11,7 +11,6 @@ from fedbudget.budget.spending import PrivateSpending
 from fedbudget.budget.step_size import AutoStep, FixedStep, StepSize
 from fedbudget.engines.engine import Pay, no_payment, settle
 from fedbudget.engines.noise import SeededNoise
-from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.features.feature import Noise
 from fedbudget.protocol.features.node_privacy import (
     NodePrivacy,
@@ -29,6 +28,7 @@ from fedbudget.protocol.messages import (
     UpdateReport,
 )
 from fedbudget.protocol.method import Method, PrivateRule
+from fedbudget.protocol.state import Outcome
 from support.problems import costs
 
 DELTA = 1e-5

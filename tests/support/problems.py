@@ -18,11 +18,12 @@ from fedbudget.budget.step_size import FixedStep, StepSize
 from fedbudget.data.shards import Table
 from fedbudget.models import KMeans, LinearRegression, Softmax, SquaredSvm
 from fedbudget.models.base import Model
-from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.features.feature import Feature, NodeTimes
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
+from fedbudget.protocol.state import Outcome
 
 Loss = Callable[[Float64, Float64, Float64], float]
 """Mean loss over the rows of x from (w, x, y); x is already scaled."""

@@ -12,20 +12,15 @@ import grpc
 import numpy as np
 import pytest
 
-from fedbudget.engines.grpc.messages import (
-    AggregatorReader,
-    EncodedBroadcast,
-    pack_hello,
-    pack_ready,
-    pack_report,
-)
-from fedbudget.engines.grpc.stream import METHOD, NAME, TOKEN
-from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.messages import Hello, report_numbers
+from fedbudget.engines.grpc.messages import AggregatorReader
+from fedbudget.engines.grpc.stream import METHOD, NAME, TOKEN, frames, pack
+from fedbudget.engines.remote.messages import Hello, Ready, report_numbers
 from fedbudget.engines.remote.task import SamplesDescription
+from fedbudget.engines.remote.wire import EncodedBroadcast, pack_report
 from fedbudget.protocol.features.compression import encode
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.resources.resource import NodeCosts
+from support.messages import with_field
 from support.methods import bits
 from support.networked import (
     COSTS,
@@ -69,9 +64,9 @@ def samples(**other: Any) -> SamplesDescription:
 
 
 def hello_of_version(peer: "RawPeer", version: int) -> bytes:
-    message = pb.FromNode.FromString(peer.hello())
-    message.hello.version = version
-    return message.SerializeToString()
+    hello = bytearray(peer.hello())
+    hello[1] = version
+    return bytes(hello)
 
 
 def next_broadcast(peer: "RawPeer") -> EncodedBroadcast:
@@ -93,11 +88,10 @@ def report_of(
     values = {name: np.full(nodes, loss) for name in report_numbers(broadcast)}
     vectors = np.full((nodes, FEATURES), w, np.float32)
     made_up = Report(broadcast.round, np.arange(nodes), np.arange(nodes), **values)
-    first, *rest = pack_report(made_up, costs, encode("none", vectors))
-    message = pb.FromNode.FromString(first)
+    first, *rest = frames(pack_report(made_up, costs, encode("none", vectors)))
     for name, value in other.items():
-        setattr(message.report, name, value)
-    return [message.SerializeToString(), *rest]
+        first = with_field(first, name, value)
+    return [first, *rest]
 
 
 class RawPeer:
@@ -169,10 +163,10 @@ class RawPeer:
 
     def hello(self, **other: Any) -> bytes:
         known = {"instance": "one", "samples": node_data(self._node).samples(), **other}
-        return pack_hello(Hello(**known))[0]
+        return pack(Hello(**known))[0]
 
     def become_ready(self, **other: Any) -> None:
         """Send hello, receive the welcome, and send ready."""
         self.send(self.hello(**other))
         self.receive()
-        self.send(*pack_ready(COSTS))
+        self.send(*pack(Ready(COSTS)))

@@ -27,12 +27,12 @@ from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.service import PeerLimits
 from fedbudget.engines.grpc.tokens import TokenFile, check_name
 from fedbudget.engines.noise import PaymentLog
-from fedbudget.engines.remote import encodings
+from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.engine import LARGE
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData, evaluation_table
-from fedbudget.engines.remote.task import SamplesDescription, Task
+from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, as_user_error, flag
 from fedbudget.launch.inputs import own_model, with_resolved_model
@@ -246,9 +246,7 @@ def _gather(
         server.start(task)
     else:
         with recalling("the task"):
-            task = encodings.read(
-                Task, encodings.from_bytes(bytes.fromhex(resumed.engine["task"]))
-            )
+            task = wire.task_from_text(resumed.engine["task"])
         with recalling("the nodes"):
             members = {
                 str(name): _member(member)

@@ -13,7 +13,6 @@ from fedbudget.budget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.budget.spending import CarefulSpending
 from fedbudget.data.agreement import describe_uneven_classes
 from fedbudget.data.shards import Table
-from fedbudget.engines.remote.encodings import expected_bytes
 from fedbudget.engines.remote.engine import (
     CompressionChoice,
     Participation,
@@ -22,6 +21,7 @@ from fedbudget.engines.remote.engine import (
 )
 from fedbudget.engines.remote.members import OWN
 from fedbudget.engines.remote.round import capped_costs, evaluation_usage
+from fedbudget.engines.remote.tallies import expected_bytes
 from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
 from fedbudget.errors import UserError, flag
 from fedbudget.launch.inputs import batch_of, build_model, with_batch_size, with_model
@@ -35,6 +35,7 @@ from fedbudget.models.per_sample import require_per_sample
 from fedbudget.protocol import sums
 from fedbudget.protocol.features.compression import BroadcastCompressor, Compression
 from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.features.feature import FeatureSettings
 from fedbudget.protocol.features.sample_privacy import SamplePrivacy
 from fedbudget.protocol.method import Method
 from fedbudget.resources import round_usage
@@ -90,7 +91,7 @@ def agree_on_task(
         compression_of(settings),
         _most_updates(method.controller),
         samples,
-        method.features,
+        tuple(map(FeatureSettings.of, method.features)),
         readings=tuple(settings.limits().limits),
     )
     for each in descriptions:

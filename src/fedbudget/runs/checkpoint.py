@@ -1,7 +1,9 @@
 """The state of a run on disk: `checkpoint.safetensors` in its folder.
 
-Arrays are tensors of the safetensors format. Everything else is JSON in the metadata, with
-a checksum of the whole file. The file contains no pickle, so reading it runs no code.
+Arrays are tensors of the safetensors format: `state.0`, `state.1` ... of the aggregator's
+state and `engine.0` ... of the engine's. Everything else is JSON in the metadata, in the
+form of codec.py, with a checksum of the whole file. The file contains no pickle, so reading
+it runs no code.
 
 - A checkpoint is replaced in one step (durable_files.py). The folder always has a complete
   one, of the latest round or of an earlier one.
@@ -27,17 +29,17 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fedbudget import durable_files
-from fedbudget.codec import Arrays, flatten, restore
+from fedbudget.codec import file_codec
 from fedbudget.durable_files import SpareSpace, with_retries
 from fedbudget.errors import UserError
 from fedbudget.protocol.method import Method
@@ -50,12 +52,14 @@ SHARE = 0.04
 """Largest fraction of a run's time for checkpoints that have an interval."""
 
 T = TypeVar("T")
+Arrays = dict[str, NDArray[Any]]
 _State = AggregatorState[Any, Any]
 _Parts = list[bytes | memoryview]
 
 _KIND = "fedbudget-checkpoint"
-_VERSION = 5
-_ENGINE = "engine"  # prefix of its arrays' names
+_VERSION = 6
+_ENGINE = "engine"
+_STATE = "state"
 _CHECKSUM_LENGTH = 8
 _MIN_SPARE = 2**18  # bytes of the disk that are kept in reserve
 _PAUSE = 0.02  # seconds between two checkpoints, unless rounds have to wait
@@ -102,16 +106,16 @@ class Checkpoint:
       state: state of the aggregator.
       records: last records, as lines that rounds.jsonl may not have yet; empty before the
         end of the first round.
-      engine: state of the engine (nodes, meters, counters), in the form of codec.py; plain
-        JSON if it was read from a file.
-      arrays: arrays of the engine's state by name, if it was read from a file.
+      engine: state of the engine (nodes, meters, counters), a dataclass or plain values;
+        plain values if it was read from a file.
+      arrays: arrays of the engine's state, if it was read from a file.
       conditions: conditions of the run so far.
     """
 
     state: _State
     records: tuple[str, ...] = ()
     engine: Any = field(default_factory=dict)
-    arrays: Arrays = field(default_factory=dict)
+    arrays: Sequence[NDArray[Any]] = ()
     conditions: Conditions = Conditions()
 
     def save(self, folder: Path) -> None:
@@ -126,16 +130,18 @@ class Checkpoint:
             raise UserError(f"{folder} has no {CHECKPOINT}: the run cannot be resumed")
         try:
             tensors, plain = _read(path)
-            of_engine = [name for name in tensors if name.startswith(f"{_ENGINE}.")]
-            arrays = {name: tensors.pop(name) for name in of_engine}
-            state = restore(state_type(method, tensors["w"]), plain["state"], tensors)
+            arrays = _arrays_of(_STATE, tensors)
+            engine_arrays = _arrays_of(_ENGINE, tensors)
+            if len(arrays) + len(engine_arrays) < len(tensors):
+                raise ValueError("it has unknown arrays")
+            w = arrays[0]  # the first array of a state
+            codec = file_codec(state_type(method, w), tuple(wire_types().items()))
+            state: _State = codec.restore(plain[_STATE], arrays)
             if state.best.shape == state.w.shape:
                 state = state.recovered(restarted(method.update, state.update, state.best))
             state.require_possible()
             rest = [plain["records"], plain[_ENGINE], plain["conditions"]]
-            records, engine, conditions = restore(
-                tuple[tuple[str, ...], dict[str, Any], Conditions], rest, {}
-            )
+            records, engine, conditions = file_codec(_REST).restore(rest, [])
             _check_records(state, records)
         except (
             OSError,
@@ -147,37 +153,47 @@ class Checkpoint:
             RecursionError,
         ) as error:
             raise UserError(f"{path}: the checkpoint cannot be read: {error}") from None
-        return cls(state, records, engine, arrays, conditions)
+        return cls(state, records, engine, engine_arrays, conditions)
 
     def engine_state(self, kind: type[T]) -> T:
         """Return the state of the engine as an object of its class."""
         try:
-            return restore(kind, self.engine, self.arrays)
-        except (ValueError, msgspec.ValidationError) as error:
+            value: T = file_codec(kind).restore(self.engine, self.arrays)
+        except ValueError as error:
             raise UserError(
                 f"the checkpoint belongs to a run of another kind: {error}"
             ) from None
+        return value
 
     def parts(self) -> _Parts:
         """Return the content of the file in parts."""
-        state, arrays = flatten(self.state)
-        engine, more = flatten({_ENGINE: self.engine})
-        conditions, _ = flatten(self.conditions)
+        kind: Any = AggregatorState  # mypy takes the next line for an annotation otherwise
+        kind = kind[type(self.state.step_size), type(self.state.update)]
+        state, state_arrays = file_codec(kind).plain(self.state)
+        engine, engine_arrays = file_codec(type(self.engine)).plain(self.engine)
+        conditions, _ = file_codec(Conditions).plain(self.conditions)
+        named = {f"{_STATE}.{at}": values for at, values in enumerate(state_arrays)}
+        for at, values in enumerate(engine_arrays or self.arrays):
+            named[f"{_ENGINE}.{at}"] = values
         # Little-endian and contiguous as in the file, or the checksum would depend on the
         # machine.
         arrays = {
             name: np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-            for name, values in {**arrays, **more, **self.arrays}.items()
+            for name, values in named.items()
         }
         plain = {
             "version": _VERSION,
-            "state": state,
+            _STATE: state,
             "records": self.records,
             "conditions": conditions,
-            **engine,
+            _ENGINE: engine,
         }
         text = json.dumps(plain, separators=(",", ":"))
         return safetensors_parts(arrays, {_KIND: _checksum(arrays, text) + text})
+
+
+_REST = tuple[tuple[str, ...], dict[str, Any], Conditions]
+"""Type of the records, of the engine's plain state and of the conditions."""
 
 
 @dataclass(eq=False)
@@ -343,7 +359,8 @@ def safetensors_parts(arrays: Arrays, metadata: Mapping[str, str]) -> _Parts:
       metadata: texts for the header.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    widths = sorted((-values.dtype.itemsize, name) for name, values in arrays.items())
+    ordered = [(name, arrays[name]) for _, name in widths]
     end = 0
     for name, values in ordered:
         begin = end
@@ -354,6 +371,14 @@ def safetensors_parts(arrays: Arrays, metadata: Mapping[str, str]) -> _Parts:
     text += b" " * (-len(text) % 8)
     parts: _Parts = [len(text).to_bytes(8, "little"), text]
     return parts + [np.ravel(values).data.cast("B") for _, values in ordered if values.size]
+
+
+def _arrays_of(part: str, tensors: Arrays) -> list[NDArray[Any]]:
+    """Return the arrays of a part of the file, in order."""
+    arrays: list[NDArray[Any]] = []
+    while (name := f"{part}.{len(arrays)}") in tensors:
+        arrays.append(tensors[name])
+    return arrays
 
 
 def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
@@ -369,7 +394,7 @@ def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
         raise ValueError("it is damaged: its checksum does not match")
     plain = json.loads(text)
     if not isinstance(plain, dict) or plain.get("version") != _VERSION:
-        raise ValueError("it was written by another version of fedbudget")
+        raise ValueError("it was written by another version of fedbudget; use that version")
     return tensors, plain
 
 

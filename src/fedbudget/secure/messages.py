@@ -6,21 +6,21 @@
     node         Shares                                Shamir shares of its two secrets,
                                                        encrypted for each neighbour
     aggregator   Relay                                 the neighbours' shares for this node
-    node         the masked vector aggregator   Survivors                             nodes
-    whose vectors are in the sum node         Opened                                one
-    share for each neighbour: of its own
-                                                       mask's seed if it survived, otherwise
-                                                       of the key to its pairwise seeds
+    node         the masked vector
+    aggregator   Survivors                             nodes whose vectors are in the sum
+    node         Opened                                one share for each neighbour: of its
+                                                       own mask's seed if it survived,
+                                                       otherwise of the key to its pairwise
+                                                       seeds
 
 The types bound all sizes. The receiver checks everything else.
 """
 
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from fedbudget.protocol.messages import PeerError
 from fedbudget.secure.shamir import SHARE
 
 _Name = Annotated[str, Meta(max_length=200)]
@@ -31,17 +31,15 @@ _Share = Annotated[bytes, Meta(min_length=SHARE, max_length=SHARE)]
 _SealedShares = Annotated[bytes, Meta(max_length=100)]
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The class name is sent as the tag."""
-
-
-class Terms(_Message, frozen=True):
+@dataclass(frozen=True)
+class Terms:
     """Reports are masked; `threshold` is the share of each group that must stay."""
 
     threshold: Annotated[float, Meta(ge=0, le=1)]
 
 
-class SignedKey(_Message, frozen=True):
+@dataclass(frozen=True)
+class SignedKey:
     """A node's public key and its signature; see identity.py."""
 
     name: _Name
@@ -51,7 +49,8 @@ class SignedKey(_Message, frozen=True):
     signature: Annotated[bytes, Meta(max_length=2000)]
 
 
-class TallyShape(_Message, frozen=True):
+@dataclass(frozen=True)
+class TallyShape:
     """Layout of the test results that are summed.
 
     Args:
@@ -67,14 +66,16 @@ class TallyShape(_Message, frozen=True):
     own: Annotated[tuple[_Name, ...], Meta(max_length=64)] = ()
 
 
-class Introduction(_Message, frozen=True):
+@dataclass(frozen=True)
+class Introduction:
     """A node's key, and the shape of its test results if it has test samples."""
 
     key: SignedKey
     tally: TallyShape | None
 
 
-class Group(_Message, frozen=True):
+@dataclass(frozen=True)
+class Group:
     """A node and its neighbours in one attempt at a round.
 
     Args:
@@ -103,7 +104,8 @@ class Group(_Message, frozen=True):
     sharers: _Count = 0
 
 
-class Shares(_Message, frozen=True):
+@dataclass(frozen=True)
+class Shares:
     """A node's secrets, encrypted.
 
     Args:
@@ -116,14 +118,16 @@ class Shares(_Message, frozen=True):
     shares: Annotated[dict[_Name, _SealedShares], Meta(max_length=200)]
 
 
-class Relay(_Message, frozen=True):
+@dataclass(frozen=True)
+class Relay:
     """Neighbours' shares for one node, by name; absent neighbours do not take part."""
 
     attempt: _Number
     shares: Annotated[dict[_Name, _SealedShares], Meta(max_length=200)]
 
 
-class Survivors(_Message, frozen=True):
+@dataclass(frozen=True)
+class Survivors:
     """Nodes whose vectors are in the sum.
 
     Args:
@@ -136,7 +140,8 @@ class Survivors(_Message, frozen=True):
     everyone: Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
-class Opened(_Message, frozen=True):
+@dataclass(frozen=True)
+class Opened:
     """Shares by the owner of the secret.
 
     Args:
@@ -151,30 +156,3 @@ class Opened(_Message, frozen=True):
 
 FromNode = Introduction | Shares | Opened
 FromAggregator = Terms | Group | Relay | Survivors
-
-# Created at import: msgspec is not thread-safe when it inspects a type for the first time.
-_FROM_NODE = msgspec.msgpack.Decoder(FromNode)
-_FROM_AGGREGATOR = msgspec.msgpack.Decoder(FromAggregator)
-
-
-def pack(message: FromNode | FromAggregator) -> bytes:
-    return msgspec.msgpack.encode(message)
-
-
-def from_node(data: bytes) -> FromNode:
-    """Decode a node's message; raises `PeerError` if it is invalid."""
-    message: FromNode = _decode(_FROM_NODE, data)
-    return message
-
-
-def from_aggregator(data: bytes) -> FromAggregator:
-    """Decode the aggregator's message; raises `PeerError` if it is invalid."""
-    message: FromAggregator = _decode(_FROM_AGGREGATOR, data)
-    return message
-
-
-def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes) -> Any:
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise PeerError(f"invalid secure-aggregation message: {error}") from None

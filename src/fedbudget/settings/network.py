@@ -209,7 +209,7 @@ class LogOptions:
 
 def require_network() -> None:
     """Raise UserError if gRPC is missing; silence its own log."""
-    if find_spec("grpc") is None or find_spec("google.protobuf") is None:
+    if find_spec("grpc") is None:
         raise UserError(
             "this needs gRPC; install it with: pip install 'fedbudget[network]', or "
             "'fedbudget[node]' for join only"

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedbudget.engines.flower import grid, records
+from fedbudget.engines.remote import wire
+from fedbudget.engines.remote.messages import RoundRequest, Welcome
 from fedbudget.errors import WorkError
 from fedbudget.launch.inputs import batch_of
 from fedbudget.launch.method import build_meters
@@ -26,6 +28,17 @@ from fedbudget.runs.folder import Run
 from fedbudget.settings.settings import Settings
 from support.flower_grid import FIRST, LocalGrid, partitions, run_config
 from support.flower_runs import FIXED, local, run, train_in_process
+
+
+def welcome_in(content: RecordDict) -> Welcome:
+    welcome: Welcome = wire.read(records.frame(content, "welcome"))
+    return welcome
+
+
+def request_in(content: RecordDict) -> RoundRequest:
+    """Return a request whose vectors are not sent as differences."""
+    task = welcome_in(content).task
+    return records.broadcast(content, task, 1).request(None)
 
 
 def failing(node: int, rounds: set[int], error: Exception) -> Any:
@@ -79,7 +92,7 @@ def test_run_stops_if_all_fail(tmp_path: Path) -> None:
     ):
         run(tmp_path, local=ours)
     received = [
-        (node, records.request_in(content))
+        (node, request_in(content))
         for node, kind, content in ours.received
         if kind == "train"
     ]
@@ -141,7 +154,7 @@ def test_late_report_leaves_no_trace(tmp_path: Path) -> None:
     def withheld(number: int, reply: Message) -> bool:
         if number == FIRST and reply.metadata.group_id == "2":
             late["waits"] += 1
-            return records.request_in(ours.received[-1][2]).broadcast.round == 2
+            return request_in(ours.received[-1][2]).broadcast.round == 2
         return False
 
     ours.withheld = withheld
@@ -152,7 +165,7 @@ def test_late_report_leaves_no_trace(tmp_path: Path) -> None:
     assert result.run is not None
     assert json.loads((result.run / "summary.json").read_text())["network"]["late"] == 1
     received = [
-        records.request_in(content)
+        request_in(content)
         for node, kind, content in ours.received
         if node == FIRST and kind == "train"
     ]
@@ -218,13 +231,13 @@ def test_restarted_supernode_keeps_its_number(
     received = [
         content for node, kind, content in ours.received if node == 500 and kind == "train"
     ]
-    requests = [records.request_in(content) for content in received]
+    requests = [request_in(content) for content in received]
     assert [(each.broadcast.round, each.base_round) for each in requests] == [
         (4, 0),
         (5, 4),
         (6, 5),
     ]
-    assert records.welcome_in(received[0]).numbers == (1,)
+    assert welcome_in(received[0]).numbers == (1,)
     # Its drift is lost, so no node corrects drift.
     assert result.rounds[3].corrected is False
     assert "node 1 (Flower's 500) has joined" in caplog.text

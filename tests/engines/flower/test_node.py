@@ -7,7 +7,8 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbudget.engines.flower import node, records
-from fedbudget.engines.remote.messages import RoundRequest, Welcome
+from fedbudget.engines.remote import wire
+from fedbudget.engines.remote.messages import NodeRefusal, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.flower import client
@@ -32,8 +33,9 @@ def new_context() -> Context:
 def ask(
     context: Context, broadcast: Broadcast, base_round: int, welcome: Welcome = WELCOME
 ) -> RecordDict:
-    content = records.welcome_out(welcome)
-    content.update(records.request_out(RoundRequest(broadcast, base_round), catch_up=True))
+    content = records.to_content(wire.pack(welcome))
+    packed = wire.pack_broadcast(broadcast, base_round, catch_up=True)
+    content.update(records.to_content(packed))
     message = Message(serialized(content), 100, "train")
     context.state = serialized(context.state)
     return serialized(
@@ -44,7 +46,13 @@ def ask(
 
 
 def report(content: RecordDict, broadcast: Broadcast) -> Report:
-    return records.answer_in(content, broadcast, np.array([1]), np.array([20])).report
+    expected = wire.ExpectedReport.of(broadcast)
+    return records.answer(content, expected, np.array([1]), np.array([20])).report
+
+
+def refusal(content: RecordDict) -> NodeRefusal:
+    result: NodeRefusal = wire.read(records.frame(content, "refusal"))
+    return result
 
 
 def broadcasts(rounds: int = 5) -> list[Broadcast]:
@@ -90,14 +98,12 @@ def test_missing_memory_is_reported() -> None:
     context, sent = new_context(), broadcasts()
     for broadcast in sent[:3]:
         ask(context, broadcast, broadcast.round - 1)
-    assert records.refusal_in(ask(context, sent[4], 4)) == (
-        "this node has no memory of round 4, only of [2, 3]",
-        True,
+    assert refusal(ask(context, sent[4], 4)) == NodeRefusal(
+        "this node has no memory of round 4, only of [2, 3]", lost=True
     )
     other = Welcome("another-run", WELCOME.task, (1,))
-    assert records.refusal_in(ask(context, sent[1], 1, other)) == (
-        "this node has no memory of round 1, only of []",
-        True,
+    assert refusal(ask(context, sent[1], 1, other)) == NodeRefusal(
+        "this node has no memory of round 1, only of []", lost=True
     )
     # The request does not change its memory.
     assert list(node.recall(context.state, WELCOME)) == [2, 3]
@@ -107,9 +113,7 @@ def test_damaged_memory_counts_as_lost() -> None:
     context, sent = new_context(), broadcasts()
     ask(context, sent[0], 0)
     del context.state["fedbudget-1-arrays"]
-    reason = records.refusal_in(ask(context, sent[1], 1))
-    assert reason is not None
-    assert reason[1]
+    assert refusal(ask(context, sent[1], 1)).lost
 
 
 def test_warm_up_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +139,9 @@ def test_warm_up_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_are_sent_as_replies() -> None:
     context = new_context()
     described = client(Message(RecordDict(), 100, "query.describe"), context)
-    reason = records.refusal_in(described.content)
-    assert reason is not None
-    assert reason[0].startswith("a node has no data")
+    assert refusal(described.content).reason.startswith("a node has no data")
     nonsense = client(Message(RecordDict(), 100, "train"), context)
-    assert records.refusal_in(nonsense.content) == ("a message without welcome", False)
+    assert refusal(nonsense.content) == NodeRefusal("a message without welcome")
 
 
 def test_flower_node_among_direct_nodes() -> None:

@@ -14,8 +14,16 @@ from hypothesis.extra.numpy import arrays
 
 from fedbudget.arrays import Float32
 from fedbudget.engines.flower import records
-from fedbudget.engines.remote.encodings import pack_costs
-from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
+from fedbudget.engines.remote import wire
+from fedbudget.engines.remote.messages import (
+    Hello,
+    NodeRefusal,
+    Ready,
+    RoundRequest,
+    Welcome,
+)
+from fedbudget.engines.remote.wire import ExpectedReport, pack_broadcast, pack_report
+from fedbudget.protocol.features.compression import encode
 from fedbudget.protocol.messages import (
     Broadcast,
     CatchUp,
@@ -27,6 +35,7 @@ from fedbudget.protocol.messages import (
 from fedbudget.protocol.state import FleetState
 from fedbudget.resources.resource import NodeCosts, Reading
 from support.flower_grid import serialized
+from support.messages import with_field
 from support.methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
 from support.networked import node_data, task
 from support.usage import node_costs
@@ -39,7 +48,8 @@ COSTS = NodeCosts(
         "energy": Reading(3.0, 40.0, "here"),
     }
 )
-vectors = arrays(np.float32, SIZE, elements=st.floats(width=32, allow_subnormal=True))
+finite = st.floats(width=32, allow_subnormal=True, allow_nan=False, allow_infinity=False)
+vectors = arrays(np.float32, SIZE, elements=finite)
 rows = arrays(np.float32, (2, SIZE), elements=st.floats(width=32))
 numbers = arrays(np.float64, 2, elements=st.floats(allow_nan=True))
 shares = st.floats(0, 1)
@@ -69,21 +79,21 @@ def broadcasts(draw: st.DrawFn) -> Broadcast:
     )
 
 
-@given(broadcasts(), st.integers(0, 2**31))
-def test_broadcast_round_trip(broadcast: Broadcast, base_round: int) -> None:
-    assert bits(
-        records.request_in(
-            serialized(
-                records.request_out(RoundRequest(broadcast, base_round), catch_up=True)
-            )
+def received(content: RecordDict, broadcast: Broadcast) -> RoundRequest:
+    """Return a request as a node with the broadcast's task reads it."""
+    agreed = replace(task(), parameters=SIZE, request=broadcast.request, tau_max=10**9)
+    return records.broadcast(serialized(content), agreed, 1).request(None)
+
+
+@given(broadcasts(), st.data())
+def test_broadcast_round_trip(broadcast: Broadcast, data: st.DataObject) -> None:
+    base_round = data.draw(st.integers(0, broadcast.round - 1))
+    for catch_up in (True, False):
+        packed = pack_broadcast(broadcast, base_round, catch_up=catch_up)
+        kept = broadcast if catch_up else replace(broadcast, catch_up=None)
+        assert bits(received(records.to_content(packed), broadcast)) == bits(
+            RoundRequest(kept, base_round)
         )
-    ) == bits(RoundRequest(broadcast, base_round))
-    without = records.request_in(
-        serialized(records.request_out(RoundRequest(broadcast, base_round), catch_up=False))
-    )
-    assert bits(without) == bits(
-        RoundRequest(replace(broadcast, catch_up=None), base_round)
-    )
 
 
 def answering(broadcast: Broadcast, draw: Any) -> Report:
@@ -104,11 +114,20 @@ def answering(broadcast: Broadcast, draw: Any) -> Report:
     )
 
 
+def report_content(report: Report) -> RecordDict:
+    fields = [report.w, report.gradients]
+    encoded = [encode("none", each) for each in fields if each is not None]
+    return records.to_content(pack_report(report, COSTS, b"".join(encoded)))
+
+
 @given(broadcasts(), st.data())
 def test_report_round_trip(broadcast: Broadcast, data: st.DataObject) -> None:
     report = answering(broadcast, data.draw)
-    result = records.answer_in(
-        serialized(records.answer_out(report, COSTS)), broadcast, report.nodes, report.sizes
+    result = records.answer(
+        serialized(report_content(report)),
+        ExpectedReport.of(broadcast),
+        report.nodes,
+        report.sizes,
     )
     assert bits(result.report) == bits(report)
     assert result.costs == COSTS
@@ -118,7 +137,8 @@ def test_report_round_trip(broadcast: Broadcast, data: st.DataObject) -> None:
     "costs", [COSTS, node_costs(0.5, 1.0), node_costs(0.0, 0.0, cpu=(1.0, 2.0))]
 )
 def test_costs_round_trip(costs: NodeCosts) -> None:
-    assert records.costs_in(serialized(records.costs_out(costs))) == costs
+    content = serialized(records.to_content(wire.pack(Ready(costs))))
+    assert wire.read_ready(records.frame(content, "ready")).costs == costs
 
 
 @pytest.mark.parametrize("batch", [None, 5])
@@ -145,29 +165,24 @@ def test_memory_round_trip(method: str, batch: int | None) -> None:
 
 
 def test_hello_welcome_refusal_round_trip() -> None:
-    hello = Hello("17", node_data(1).samples())
-    for partition in (None, 0, 4):
-        assert records.hello_in(serialized(records.hello_out(hello, partition))) == (
-            hello,
-            partition,
-        )
-    welcome = Welcome("a-run", task("paper", batch=7), (2, 3))
-    assert records.welcome_in(serialized(records.welcome_out(welcome))) == welcome
-    assert records.refusal_in(serialized(records.refusal_out("no", lost=True))) == (
-        "no",
-        True,
-    )
-    assert records.refusal_in(serialized(records.welcome_out(welcome))) is None
+    messages = {
+        "hello": Hello("17", node_data(1).samples()),
+        "welcome": Welcome("a-run", task("paper", batch=7), (2, 3)),
+        "refusal": NodeRefusal("no", lost=True),
+    }
+    for name, message in messages.items():
+        content = serialized(records.to_content(wire.pack(message)))
+        assert wire.read(records.frame(content, name)) == message
+        for other in messages.keys() - {name}:
+            with pytest.raises(PeerError, match=f"a message without {other}"):
+                records.frame(content, other)
 
 
 def test_size_counts_arrays_and_numbers() -> None:
     w = np.zeros(1000, np.float32)
     broadcast = Broadcast(1, w, 1, 0.1, request=Request(), best=False, stop=False)
-    assert (
-        4000
-        < records.size(records.request_out(RoundRequest(broadcast, 0), catch_up=False))
-        < 4000 + 600
-    )
+    content = records.to_content(pack_broadcast(broadcast, 0, catch_up=False))
+    assert 4000 < records.size(content) < 4000 + 600
     assert records.size(RecordDict()) == 0
 
 
@@ -189,82 +204,85 @@ VALID_REPORT = Report(
 )
 
 
-def invalid(record: str, key: str, value: Any) -> RecordDict:
-    """A valid report with one value replaced, or removed if it is None."""
-    content = records.answer_out(VALID_REPORT, COSTS)
-    if value is None:
-        del content[record][key]
-    else:
-        content[record][key] = value
-    return content
+EXPECTED = ExpectedReport.of(BROADCAST)
+
+
+def read(content: RecordDict) -> None:
+    records.answer(content, EXPECTED, VALID_REPORT.nodes, VALID_REPORT.sizes)
 
 
 @pytest.mark.parametrize(
-    ("record", "key", "value", "reason"),
+    ("vectors", "reason"),
     [
-        ("report", "round", 2, "another round than 3"),
-        ("report", "round", None, "another round than 3"),
-        ("report", "losses", None, "a report with"),
-        ("report", "rho", None, "a report with"),
-        ("report", "plain", [1.0, 1.0], "a report with"),
-        ("report", "losses", [1.0], "2 numbers for losses"),
-        ("report", "losses", 1.0, "2 numbers for losses"),
-        ("vectors", "w", None, "a report with"),
-        ("vectors", "more", Array(W), "a report with"),
-        ("vectors", "w", Array(W[:1]), r"shape \(1, 5\)"),
-        ("vectors", "w", Array(W.astype(np.float64)), "type float64"),
-        ("vectors", "w", Array(W[:, :4]), r"shape \(2, 4\)"),
-        (
-            "vectors",
-            "w",
-            Array("float32", (2, 5), "numpy.ndarray", b"not an array"),
-            "cannot be read",
-        ),
-        ("costs", "costs", None, "costs is missing"),
-        ("costs", "costs", b"", "costs cannot be read"),
-        (
-            "costs",
-            "costs",
-            pack_costs(node_costs(1.0, float("nan"))),
-            r"time \(whole\) is nan",
-        ),
+        (None, "0 bytes of vectors instead of 80"),
+        (Array(np.zeros(79, np.uint8)), "79 bytes of vectors instead of 80"),
+        (Array(np.zeros(81, np.uint8)), "81 bytes of vectors instead of 80"),
+        (Array(W), "vectors of type float32"),
+        (Array(np.zeros((2, 40), np.uint8)), r"shape \(2, 40\)"),
+        (Array("uint8", (80,), "numpy.ndarray", b"not an array"), "cannot be read"),
     ],
 )
-def test_invalid_reports_are_refused(
-    record: str, key: str, value: Any, reason: str
-) -> None:
+def test_invalid_vectors_are_refused(vectors: Array | None, reason: str) -> None:
+    content = report_content(VALID_REPORT)
+    read(content)
+    if vectors is None:
+        del content["vectors"]
+    else:
+        content["vectors"] = ArrayRecord({"vectors": vectors})
     with pytest.raises(PeerError, match=reason):
-        records.answer_in(
-            invalid(record, key, value), BROADCAST, VALID_REPORT.nodes, VALID_REPORT.sizes
-        )
+        read(content)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("round", 2, "a report of round 2 instead of round 3"),
+        ("numbers", [[0], b""], "0 bytes of numbers instead of 64"),
+        ("numbers", [[10], bytes(80)], "80 bytes of numbers instead of 64"),
+        ("numbers", None, "a report cannot be read"),
+        ("costs", [{}, 1, 0, False, {}], "costs without the time"),
+        ("costs", None, "a report cannot be read"),
+        ("costs", [{"time": [1.0, np.nan, ""]}, 1, 0, False, {}], r"time \(whole\) is nan"),
+        ("tallies", b"\x00", "tallies cannot be read"),
+    ],
+)
+def test_invalid_reports_are_refused(field: str, value: Any, reason: str) -> None:
+    content = report_content(VALID_REPORT)
+    message = content.config_records["report"]["message"]
+    assert isinstance(message, bytes)
+    content["report"] = ConfigRecord({"message": with_field(message, field, value)})
+    with pytest.raises(PeerError, match=reason):
+        read(content)
 
 
 @pytest.mark.parametrize(
     "content",
     [
         RecordDict(),
-        RecordDict({"hello": ConfigRecord({"hello": b"\xff\xff"})}),
-        RecordDict({"hello": ConfigRecord({"hello": "text"})}),
-        RecordDict({"welcome": ConfigRecord({"welcome": b""})}),
+        RecordDict({"hello": ConfigRecord({"message": b"\xff\xff"})}),
+        RecordDict({"hello": ConfigRecord({"message": "text"})}),
+        RecordDict({"welcome": ConfigRecord({"message": b""})}),
+        RecordDict(
+            {"hello": ConfigRecord({"message": wire.pack(NodeRefusal("no")).message})}
+        ),
         RecordDict(
             {
-                "broadcast": ConfigRecord({"numbers": "three", "base_round": 2}),
+                "broadcast": ConfigRecord({"message": b"\x8a\x08\x00\x00\x00\x00"}),
                 "vectors": ArrayRecord([np.zeros(2)]),
             }
         ),
-        RecordDict({"costs": MetricRecord({})}),
+        RecordDict({"ready": MetricRecord({})}),
     ],
-    ids=["nothing", "other bytes", "text", "empty", "broadcast", "costs"],
+    ids=["nothing", "other bytes", "text", "empty", "other kind", "broadcast", "ready"],
 )
 def test_other_messages_are_refused(content: RecordDict) -> None:
-    for read in (
-        records.hello_in,
-        records.welcome_in,
-        records.request_in,
-        records.costs_in,
-    ):
+    for name in ("hello", "welcome", "broadcast", "ready", "report"):
         with pytest.raises(PeerError):
-            read(content)
+            wire.read(records.frame(content, name))
+    with pytest.raises(PeerError):
+        records.broadcast(content, task(), 1)
+    with pytest.raises(PeerError):
+        read(content)
 
 
 def test_pickled_arrays_are_refused() -> None:
@@ -274,8 +292,8 @@ def test_pickled_arrays_are_refused() -> None:
     held = io.BytesIO()
     np.save(held, np.array([{"a": 1}], object), allow_pickle=True)
     assert pickle.dumps({"a": 1})[:2] in held.getvalue()
-    content = invalid(
-        "vectors", "w", Array("object", (1,), "numpy.ndarray", held.getvalue())
-    )
+    content = report_content(VALID_REPORT)
+    pickled = Array("object", (1,), "numpy.ndarray", held.getvalue())
+    content["vectors"] = ArrayRecord({"vectors": pickled})
     with pytest.raises(PeerError, match="cannot be read"):
-        records.answer_in(content, BROADCAST, VALID_REPORT.nodes, VALID_REPORT.sizes)
+        read(content)

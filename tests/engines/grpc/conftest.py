@@ -9,7 +9,6 @@ import pytest
 
 from fedbudget.engines.grpc.masking_node import NodeMasking
 from fedbudget.engines.grpc.service import Service
-from fedbudget.engines.remote import wire_pb2 as pb
 from support.networked import Network, network
 from support.raw_peers import two_rounds
 
@@ -39,15 +38,15 @@ def at_message(
 
 
 @pytest.fixture
-def received(monkeypatch: pytest.MonkeyPatch) -> list[pb.FromNode]:
-    """All messages that the aggregator reads from now on."""
-    messages: list[pb.FromNode] = []
+def received(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """All frames that the aggregator reads from now on."""
+    messages: list[bytes] = []
     read = Service._read
 
     async def reading(self: Service, context: Any, patience: float | None) -> bytes | None:
         data = await read(self, context, patience)
         if data is not None:
-            messages.append(pb.FromNode.FromString(data))
+            messages.append(data)
         return data
 
     monkeypatch.setattr(Service, "_read", reading)

@@ -3,6 +3,7 @@ can read.
 """
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from fedbudget.engines.grpc import masking_node
 from fedbudget.engines.grpc.masked_sums import MaskedSums
 from fedbudget.engines.grpc.masking_node import MaskingOptions
 from fedbudget.engines.grpc.node import RefusedByAggregator
-from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.errors import WorkError
 from fedbudget.protocol.features.node_privacy import NoisySums, multipliers
 from fedbudget.secure.contents import OpenedReports
 from fedbudget.secure.identity import KeyIdentity, signed_key
 from fedbudget.secure.masked_sum import MaskedSum
-from fedbudget.secure.messages import Group, Opened, Relay, Shares, Survivors, from_node
+from fedbudget.secure.messages import Group, Opened, Relay, Survivors
 from support.masked_network import (
     PHASES,
     chi_square,
@@ -162,7 +163,7 @@ def test_round_repeats_with_same_nodes() -> None:
 
 @pytest.mark.parametrize(("method", "rounds"), [("accelerated", 40), ("private", 110)])
 def test_received_bytes_look_random(
-    method: str, rounds: int, received: list[pb.FromNode], at_message: Any
+    method: str, rounds: int, received: list[bytes], at_message: Any
 ) -> None:
     """Masked vectors, encrypted shares and seeds, also when nodes drop out. Only costs are
     readable.
@@ -173,37 +174,39 @@ def test_received_bytes_look_random(
             net.round()
         at_message["node-2", Relay] = die
         net.round()
-    kinds = {message.WhichOneof("kind") for message in received}
-    assert kinds == {"hello", "ready", "report", "masking"}
-    reports = [
-        message.report for message in received if message.WhichOneof("kind") == "report"
-    ]
+    frames = [wire.unpack(message) for message in received]
+    assert {frame.name for frame in frames} == {
+        "hello",
+        "ready",
+        "masked report",
+        "introduction",
+        "shares",
+        "opened",
+    }
+    reports = [frame for frame in frames if frame.name == "masked report"]
     assert len(reports) == 4 * rounds + 3
-    # The number of the attempt.
-    assert all(len(report.numbers) == 8 and not report.tallies for report in reports)
-    masking_messages = [
-        from_node(message.masking)
-        for message in received
-        if message.WhichOneof("kind") == "masking"
-    ]
+    for report in reports:  # the round, the attempt, the place of the vector, and costs
+        assert [type(each) for each in msgspec.msgpack.decode(report.header)] == [
+            int,
+            int,
+            int,
+            list,
+        ]
     sealed = [
         share
-        for each in masking_messages
-        if isinstance(each, Shares)
+        for each in (wire.read(frame) for frame in frames if frame.name == "shares")
         for share in (each.seeds, *each.shares.values())
     ]
-    for data in (b"".join(report.vectors for report in reports), b"".join(sealed)):
+    for data in (b"".join(report.rest for report in reports), b"".join(sealed)):
         assert len(data) > 20_000
         # 255 degrees of freedom; probability 1e-7 outside.
         assert 140 < chi_square(data) < 395
     # The number of samples is constant, but its masked value differs in every report.
-    first = [report.vectors[:8] for report in reports]
+    first = [bytes(report.rest[:8]) for report in reports]
     assert len(set(first)) == len(first)
 
 
-def test_aggregator_cannot_open_one_node(
-    received: list[pb.FromNode], at_message: Any
-) -> None:
+def test_aggregator_cannot_open_one_node(received: list[bytes], at_message: Any) -> None:
     """Per node and attempt, the shares of its own seed or those of its pair seeds are
     opened, never both.
     """
@@ -214,9 +217,9 @@ def test_aggregator_cannot_open_one_node(
         net.round()
     opened: dict[int, list[Opened]] = {}
     for message in received:
-        if message.WhichOneof("kind") == "masking" and isinstance(
-            each := from_node(message.masking), Opened
-        ):
+        frame = wire.unpack(message)
+        if frame.name == "opened":
+            each: Opened = wire.read(frame)
             opened.setdefault(each.attempt, []).append(each)
     assert len(opened) == 2
     for each_attempt in opened.values():
@@ -239,12 +242,7 @@ def test_swapped_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         if name != "node-0" or broadcast.round < 2:
             return original
         forged = signed_key(KeyIdentity(), self._run, "node-1", b"p" * 32, time.time_ns())
-        return Group(
-            **{
-                **{key: getattr(original, key) for key in Group.__struct_fields__},
-                "keys": (forged,),
-            }
-        )
+        return replace(original, keys=(forged,))
 
     monkeypatch.setattr(MaskedSums, "_group", swapping)
     with masked() as net:
@@ -459,7 +457,7 @@ def test_node_refuses_wrong_noise_split(
     group = MaskedSums._group
 
     def claiming(self: MaskedSums, *arguments: Any) -> Group:
-        return msgspec.structs.replace(group(self, *arguments), sharers=sharers)
+        return replace(group(self, *arguments), sharers=sharers)
 
     monkeypatch.setattr(MaskedSums, "_group", claiming)
     with masked("private") as net:

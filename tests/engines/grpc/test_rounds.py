@@ -9,8 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from fedbudget.engines.grpc.messages import pack_ready
+from fedbudget.engines.grpc.stream import pack
 from fedbudget.engines.remote.members import MAX_ROUNDS_AWAY
+from fedbudget.engines.remote.messages import Ready
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.resources.resource import NodeCosts, Reading
 from support.methods import bits
@@ -164,7 +165,8 @@ def test_returning_node_without_memory() -> None:
         assert net.server.lost(3) == []  # reported once
         net.begin()
         result = next_broadcast(peer)
-        assert (result.base_round, "catch_up.best" in result.kinds) == (0, True)
+        assert result.sent.base_round == 0
+        assert result.request(None).broadcast.catch_up is not None
 
 
 def test_long_absent_nodes_lose_memory() -> None:
@@ -264,7 +266,7 @@ def test_invalid_parameters_drop_node(
     net.ready(3)
     for time in (1, 2, 3):
         broadcast = net.begin()
-        assert next_broadcast(peer).base_round == 0  # none of its reports counted
+        assert next_broadcast(peer).sent.base_round == 0  # none of its reports counted
         peer.send(*report_of(broadcast, w=what))
         collected = net.finish()
         assert (collected.not_finite, collected.missed) == ((2,), ())
@@ -302,7 +304,7 @@ def test_claimed_time_is_capped(net: Network) -> None:
     peer = RawPeer(net)
     peer.send(peer.hello())
     peer.receive()
-    peer.send(*pack_ready(FOREVER))
+    peer.send(*pack(Ready(FOREVER)))
     net.ready(3)
     assert max(costs.seconds for costs in net.server.trials()) < LONG
     broadcast = net.begin()
@@ -323,7 +325,7 @@ def test_all_reports_not_finite() -> None:
         net.server.start(net.task)
         for peer in peers:
             peer.receive()
-            peer.send(*pack_ready(COSTS))
+            peer.send(*pack(Ready(COSTS)))
         net.ready(2)
         net.aggregator.start()
         broadcast = net.begin()

@@ -14,9 +14,10 @@ import pytest
 
 from fedbudget.engines.grpc import service as service_module
 from fedbudget.engines.grpc import stream
-from fedbudget.engines.grpc.messages import pack_ready
 from fedbudget.engines.grpc.peers import FRAME
-from fedbudget.engines.remote.encodings import VERSION
+from fedbudget.engines.grpc.stream import pack
+from fedbudget.engines.remote.messages import Ready
+from fedbudget.engines.remote.wire import VERSION
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.resource import NodeCosts, Reading
 from support.methods import bits
@@ -35,6 +36,10 @@ from support.raw_peers import (
 # Hellos.
 
 
+OLD_HELLO = b"\x0a\x08\x08\x07\x12\x04\x81\xa1a\x01"
+"""A hello of version 7, which was protobuf."""
+
+
 @pytest.mark.parametrize(
     ("send", "reason"),
     [
@@ -47,9 +52,10 @@ from support.raw_peers import (
             lambda peer: peer.hello(samples=samples(scale=float("nan"))),
             "`float` >= 1e-30 - at `$.samples.scale`",
         ),
-        (lambda _: pack_ready(COSTS)[0], "'ready' instead of 'hello'"),
+        (lambda _: pack(Ready(COSTS))[0], "'ready' instead of 'hello'"),
+        (lambda _: OLD_HELLO, "install the same fedbudget on both sides"),
         (lambda _: b"GET / HTTP/1.1\r\n\r\n", "bytes that are not a message"),
-        (lambda _: b"", "an empty message instead of 'hello'"),
+        (lambda _: b"", "an empty message"),
     ],
 )
 def test_invalid_hello_drops_peer(
@@ -58,7 +64,7 @@ def test_invalid_hello_drops_peer(
     send: Callable[[RawPeer], bytes],
     reason: str,
 ) -> None:
-    """test_encodings.py and test_stream.py check all invalid hellos."""
+    """test_wire.py and test_stream.py check all invalid hellos."""
     peer = RawPeer(net)
     peer.send(send(peer))
     assert_refused(peer, "INVALID_ARGUMENT", reason, caplog)
@@ -154,7 +160,7 @@ def test_reconnection_replaces_old_connection(net: Network) -> None:
     net.finish()  # without the report of the old connection
     net.ready(3)
     net.begin()
-    assert next_broadcast(new).base_round == 0
+    assert next_broadcast(new).sent.base_round == 0
     new.leave()
     net.finish()
     assert (net.server.counters.dropped, net.server.counters.refused) == (0, 0)
@@ -170,27 +176,27 @@ INVALID_COSTS = NodeCosts({"time": Reading(0.1, float("nan"))})
     ("send", "reason"),
     [
         (
-            lambda broadcast: report_of(broadcast, size=10**10),
-            "10000000000 bytes of vectors announced instead of 24",
+            lambda broadcast: report_of(broadcast, rest=b"1234"),
+            "a part of vectors of 4 bytes instead of 24",
         ),
         (
-            lambda broadcast: report_of(broadcast, vectors=b"1234"),
-            "a part of vectors of 4 bytes instead of 24",
+            lambda broadcast: report_of(broadcast, rest=bytes(48)),
+            "a part of vectors of 48 bytes instead of 24",
         ),
         (
             lambda broadcast: report_of(broadcast, round=broadcast.round + 1),
             "a report of round 4 instead of round 3",
         ),
         (
-            lambda broadcast: report_of(broadcast, numbers=b""),
+            lambda broadcast: report_of(broadcast, numbers=[[0], b""]),
             "0 bytes of numbers instead of 48",
         ),
         (
             lambda broadcast: report_of(broadcast, costs=INVALID_COSTS),
             "time (whole) is nan",
         ),
-        (lambda _: pack_ready(COSTS), "'ready' instead of 'report'"),
-        (lambda _: [b""], "an empty message instead of 'report'"),
+        (lambda _: pack(Ready(COSTS)), "'ready' instead of 'report'"),
+        (lambda _: [b""], "an empty message"),
         (lambda _: [b"\x1a\xff"], "bytes that are not a message"),
     ],
 )
@@ -200,7 +206,7 @@ def test_invalid_report_drops_peer(
     send: Callable[[Broadcast], list[bytes]],
     reason: str,
 ) -> None:
-    """test_messages.py and test_encodings.py check all invalid reports."""
+    """test_messages.py and test_wire.py check all invalid reports."""
     peer = RawPeer(net)
     peer.become_ready()
     net.ready(3)
@@ -241,7 +247,7 @@ def test_flood_is_read_once(net: Network, caplog: pytest.LogCaptureFixture) -> N
     peer = RawPeer(net)
     peer.become_ready()
     net.ready(3)
-    before, extra = net.server.counters.received, pack_ready(COSTS)[0]
+    before, extra = net.server.counters.received, pack(Ready(COSTS))[0]
     peer.send_if_open(*[extra] * 1000)
     wait_until(lambda: "is dropped: 'ready' instead of 'nothing'" in caplog.text)
     wait_until(lambda: len(net.server.descriptions()) == 2)
@@ -296,7 +302,7 @@ def test_peer_leaving_during_large_broadcast(
         other.server.wait_for(1, lambda: False)
         other.server.start(other.task)
         peer.receive()
-        peer.send(*pack_ready(COSTS))
+        peer.send(*pack(Ready(COSTS)))
         other.ready(1)
         large = replace(broadcast, w=np.zeros(20_000_000, np.float32), catch_up=None)
         other.server.begin(large, least=1, timeout=LONG, left=LONG)

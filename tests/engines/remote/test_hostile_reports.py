@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedbudget.budget.budget import Budget, Costs
-from fedbudget.engines.remote.encodings import pack_costs, unpack_costs
 from fedbudget.engines.remote.members import Members
-from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.remote.messages import Answer, Ready
 from fedbudget.engines.remote.round import PendingRound, RoundCosts
+from fedbudget.engines.remote.wire import pack, read_ready, unpack
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError
 from fedbudget.resources import most_within
@@ -79,9 +79,8 @@ def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
             if node == 2:
                 answer = with_any_number(answer, data)
             try:
-                costs = unpack_costs(pack_costs(answer.costs)).within(
-                    most_within(0.6), max(1, message.tau)
-                )
+                ready = read_ready(unpack(pack(Ready(answer.costs)).message))
+                costs = ready.costs.within(most_within(0.6), max(1, message.tau))
             except PeerError:
                 pending.withdraw(f"n{node}")  # the server drops this peer
                 continue

@@ -11,13 +11,12 @@ from hypothesis.extra.numpy import arrays
 from fedbudget.arrays import Float32, Float64
 from fedbudget.protocol.features.compression import (
     BroadcastCompressor,
-    Kind,
     decode,
     encode,
     encoded_size,
     with_feedback,
 )
-from fedbudget.protocol.messages import LocalError, PeerError
+from fedbudget.protocol.messages import Kind, LocalError, PeerError
 
 LARGEST = float(np.finfo(np.float32).max)
 FEWER: tuple[Kind, ...] = ("16-bit", "8-bit")

@@ -34,7 +34,7 @@ from fedbudget.protocol.features.feature import (
     Reported,
     RoundResult,
     defining,
-    register,
+    register_feature,
     trial_rounds,
     wire_types,
 )
@@ -75,7 +75,7 @@ class Rounds(NodeMemory):
     count: int
 
 
-@register
+@register_feature
 @dataclass(frozen=True)
 class Leash(Feature):
     """Halve k after long moves; nodes report moves and their number of rounds."""
@@ -122,6 +122,7 @@ class Leash(Feature):
         return {"kept": ("leash",) if result is not None and state.changed else ()}
 
 
+@dataclass(frozen=True)
 class Idle(Feature):
     """A feature that defines nothing but its name."""
 
@@ -261,4 +262,4 @@ def test_types_of_registered_features() -> None:
 def test_registered_name_is_taken() -> None:
     taken = type("Leash", (Feature,), {"name": "other", "__module__": "elsewhere"})
     with pytest.raises(ValueError, match="a feature named Leash exists already"):
-        register(taken)
+        register_feature(taken)

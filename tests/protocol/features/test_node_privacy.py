@@ -14,6 +14,7 @@ from fedbudget.engines.noise import SeededNoise
 from fedbudget.errors import UserError
 from fedbudget.protocol.features.node_privacy import (
     ALL_OCTAVES,
+    NodePrivacy,
     PrivateAggregator,
     Release,
     clipped,
@@ -36,8 +37,10 @@ from fedbudget.protocol.messages import (
 )
 from fedbudget.protocol.state import Phase
 from fedbudget.resources.privacy import epsilon_of, rho_of
+from support.fleets import one_fleet, sorted_parts
 from support.hand_made import with_values
 from support.private import DELTA, aggregator, report, run_to_end
+from support.problems import problem
 
 ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
 UPDATES = arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 40)), elements=ANY)
@@ -151,6 +154,34 @@ def test_c_follows_lengths() -> None:
     assert next_clip(1.0, 1.0) == pytest.approx(math.exp(-0.375))
     assert next_clip(1.0, 7.0) == next_clip(1.0, 1.0)
     assert next_clip(2.0**8, -1.0) == 2.0**8
+
+
+@pytest.mark.parametrize("measures", [False, True])
+def test_nothing_else_leaves_a_node(measures: bool) -> None:
+    """Nodes report clipped updates and rounded lengths, and keep no w_i and no losses."""
+    case = problem("svm", 3)
+    parts = sorted_parts(case, 3)
+    w = case.start(1)
+    broadcast: Broadcast = NormRound(round=1, w=w, tau=2, eta=0.1, rho=0.1)
+    if not measures:
+        broadcast = PrivateRound(round=1, w=w, tau=2, eta=0.1, rho=0.1, clip=0.05)
+    fleet = one_fleet(case, parts, features=[NodePrivacy()])
+    report = fleet.answer(broadcast)
+    assert [*report.numbers] == ["lengths"]
+    assert [*report.vectors] == ([] if measures else ["updates"])
+    for node, gradient in enumerate(case.local(parts)):
+        half = w - 0.1 * gradient(w.astype(np.float64))
+        moved = half - 0.1 * gradient(half) - w
+        length = float(np.linalg.norm(moved))
+        assert length > 0.05
+        assert report.numbers["lengths"][node] == math.ceil(8 * math.log2(length))
+        if not measures:
+            shortened = moved * 0.05 / length
+            np.testing.assert_allclose(
+                report.vectors["updates"][node], shortened, atol=1e-6
+            )
+    memory = fleet.memory()
+    assert memory.w is memory.losses is memory.best_known is None
 
 
 def answers(rng: np.random.Generator, nodes: int, parameters: int):  # type: ignore[no-untyped-def]

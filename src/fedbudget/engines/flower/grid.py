@@ -22,10 +22,13 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedbudget.engines.flower import records
+from fedbudget.engines.flower.node import PARTITION
+from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.members import Counters, Members
-from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
+from fedbudget.engines.remote.messages import Farewell, Hello, NodeRefusal, Welcome
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
 from fedbudget.engines.remote.task import SamplesDescription, Task, require_model
+from fedbudget.engines.remote.wire import ExpectedReport
 from fedbudget.errors import UserError, WorkError
 from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
@@ -171,7 +174,8 @@ class GridNodes:
         trials = []
         for node in self.members:
             try:
-                trials.append(records.costs_in(_content(replies.get(node))))
+                content = _content(replies.get(node))
+                trials.append(wire.read_ready(records.frame(content, "ready")).costs)
             except PeerError as error:
                 raise WorkError(f"{self._name(node)} cannot take part: {error}") from None
         return trials
@@ -286,12 +290,13 @@ class GridNodes:
 
     def _request(self, broadcast: Broadcast, base_round: int) -> RecordDict:
         catch_up = base_round != broadcast.round - 1
-        differences: Mapping[str, bytes] = {}
+        differences: Sequence[tuple[Float32, bytes]] = ()
         if base_round and not catch_up:
             differences = self.compressor.differences(broadcast)
-        return records.request_out(
-            RoundRequest(broadcast, base_round), catch_up=catch_up, differences=differences
+        packed = wire.pack_broadcast(
+            broadcast, base_round, catch_up=catch_up, differences=differences
         )
+        return records.to_content(packed)
 
     def _receive(self, pending: PendingRound[int], reply: Reply) -> None:
         node = reply.node
@@ -305,8 +310,9 @@ class GridNodes:
             return
         member = self.members[node]
         try:
-            answer = records.answer_in(
-                _content(reply.message), pending.broadcast, member.numbers, member.counted
+            expected = ExpectedReport.of(pending.broadcast)
+            answer = records.answer(
+                _content(reply.message), expected, member.numbers, member.counted
             )
             pending.receive(node, answer)
         except PeerError as error:
@@ -376,15 +382,19 @@ class GridNodes:
         self._partitions[described.node] = described.partition
 
     def _described(self, node: int, reply: Message | None) -> DescribedNode:
-        hello, partition = records.hello_in(_content(reply))
+        content = _content(reply)
+        hello: Hello = wire.read(records.frame(content, "hello"))
+        partition = content.config_records["hello"].get(PARTITION)
         if self._model is not None:
             require_model(hello.model, self._model)
-        return DescribedNode(node, hello.samples, partition)
+        return DescribedNode(
+            node, hello.samples, partition if isinstance(partition, int) else None
+        )
 
     def _welcome(self, node: int) -> RecordDict:
         assert self._task is not None
         numbers = tuple(self.members[node].numbers.tolist())
-        return records.welcome_out(Welcome(self._run, self._task, numbers))
+        return records.to_content(wire.pack(Welcome(self._run, self._task, numbers)))
 
     def _name(self, node: int) -> str:
         """Name in messages: the node's number, and Flower's."""
@@ -502,7 +512,7 @@ def _content(reply: Message | None) -> RecordDict:
         raise PeerError("it does not answer; check its SuperNode")
     if reply.has_error():
         raise PeerError(f"Flower error {reply.error.code}: {reply.error.reason}")
-    refusal = records.refusal_in(reply.content)
-    if refusal is not None:
-        raise RefusedByNode(*refusal)
+    if "refusal" in reply.content.config_records:
+        refusal: NodeRefusal = wire.read(records.frame(reply.content, "refusal"))
+        raise RefusedByNode(refusal.reason, refusal.lost)
     return reply.content

@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbudget.engines.flower import records
-from fedbudget.engines.remote.messages import Welcome
+from fedbudget.engines.remote import wire
+from fedbudget.engines.remote.messages import LONG_REASON, NodeRefusal, Ready, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
 from fedbudget.protocol.messages import LocalError, PeerError
 from fedbudget.protocol.state import FleetState
+
+PARTITION = "partition"
+"""Entry of a hello: index of the node's part of the run's dataset."""
 
 _ROUNDS = 2  # number of rounds in memory
 _MEMORY = "fedbudget"  # prefix of our records in the context
@@ -52,45 +56,55 @@ def reply(message: Message, context: Context, setup: Setup) -> Message:
     content = message.content
     kind = message.metadata.message_type
     try:
-        welcome = None if kind == "query.describe" else records.welcome_in(content)
+        welcome: Welcome | None = None
+        if kind != "query.describe":
+            welcome = wire.read(records.frame(content, "welcome"))
         node = setup(context)
         worker = Worker(node.data, device=node.device, model=node.model)
         if welcome is None:
-            answer = records.hello_out(worker.hello(str(context.node_id)), node.partition)
+            answer = records.to_content(wire.pack(worker.hello(str(context.node_id))))
+            if node.partition is not None:
+                answer.config_records["hello"][PARTITION] = node.partition
         elif kind.startswith("query"):
-            answer = records.costs_out(worker.start(welcome))
+            answer = records.to_content(wire.pack(Ready(worker.start(welcome))))
         else:
             answer = _train(worker, welcome, content, context.state)
     except (UserError, PeerError) as error:
-        answer = records.refusal_out(str(error))
+        answer = _refusal(str(error))
     return Message(answer, reply_to=message)
 
 
 def _train(
     worker: Worker, welcome: Welcome, content: RecordDict, state: RecordDict
 ) -> RecordDict:
-    base_round = records.base_round_in(content)
+    encoded = records.broadcast(content, welcome.task, len(welcome.numbers))
+    base_round = encoded.sent.base_round
     worker.accept(welcome)
     try:
         memories = recall(state, welcome)
         worker.recall(memories)
     except (LocalError, KeyError, ValueError) as error:
-        return records.refusal_out(f"the memory cannot be read: {error}", lost=True)
+        return _refusal(f"the memory cannot be read: {error}", lost=True)
     if base_round not in (0, *memories):
         reason = (
             f"this node has no memory of round {base_round}, only of {sorted(memories)}"
         )
-        return records.refusal_out(reason, lost=True)
+        return _refusal(reason, lost=True)
 
-    request = records.request_in(content, worker.w_after(base_round))
+    request = encoded.request(worker.w_after(base_round))
     if request.broadcast.tau > 0 and welcome.run not in _warm:
         worker.warm_up(request)
         _warm.add(welcome.run)
     answer = worker.answer(request)
     remember(state, welcome, worker.memories(_ROUNDS))
-    compressed = request.broadcast.compress not in (None, "none")
-    encoded = worker.encode(answer.report) if compressed else None
-    return records.answer_out(answer.report, answer.costs, answer.tallies, encoded)
+    vectors = worker.encode(answer.report)
+    return records.to_content(
+        wire.pack_report(answer.report, answer.costs, vectors, answer.tallies)
+    )
+
+
+def _refusal(reason: str, *, lost: bool = False) -> RecordDict:
+    return records.to_content(wire.pack(NodeRefusal(reason[:LONG_REASON], lost)))
 
 
 def remember(state: RecordDict, welcome: Welcome, memories: dict[int, FleetState]) -> None:

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedbudget.arrays import UInt64
-from fedbudget.engines.grpc.messages import FromNode, NodeReader, pack_masking_request
+from fedbudget.engines.grpc.messages import FromNode, NodeReader
+from fedbudget.engines.grpc.stream import pack
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
 from fedbudget.engines.grpc.rounds import Pending
 from fedbudget.engines.remote.members import Members
@@ -160,7 +161,7 @@ class MaskedSums:
         return NodeReader(masked=True)
 
     def before_welcome(self) -> list[bytes]:
-        return pack_masking_request(Terms(self._threshold))
+        return pack(Terms(self._threshold))
 
     def require_ready(self, peer: Peer) -> None:
         if peer.name not in self._participants:
@@ -188,7 +189,7 @@ class MaskedSums:
                 broadcast.round, attempt.sum.attempt, attempt.sum.length
             )
             group = self._group(attempt, peer.name, broadcast)
-            yield peer, pack_masking_request(group)
+            yield peer, pack(group)
 
     def accept(self, peer: Peer, message: FromNode) -> MaskedAnswer | None:
         name = peer.name
@@ -367,7 +368,7 @@ class MaskedSums:
         self._set_due(attempt, seconds)
         for name, message in messages.items():
             if name in attempt.here and (peer := self._peers.get(name)) is not None:
-                self._peers.send(peer, pack_masking_request(message))
+                self._peers.send(peer, pack(message))
 
     def _set_due(self, attempt: _Attempt, seconds: float) -> None:
         attempt.due = self._loop.time() + seconds

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbudget.arrays import UInt64
-from fedbudget.engines.grpc.messages import pack_masked, pack_masking_reply
-from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.grpc.stream import pack
+from fedbudget.engines.remote.messages import Answer, MaskedReport
 from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.messages import Broadcast, NormReport, PeerError, Private
@@ -115,7 +115,7 @@ class NodeMasking:
             self._member = self._create_member(run)
             self._run = run
         shape = None if worker.trial_tally is None else shape_of(worker.trial_tally)
-        return pack_masking_reply(Introduction(self._member.signed_key, shape))
+        return pack(Introduction(self._member.signed_key, shape))
 
     def hold(self, broadcast: Broadcast, answer: Answer) -> bool:
         """Keep a report until it can be masked.
@@ -136,9 +136,9 @@ class NodeMasking:
         if isinstance(message, Group):
             self._group = message
             self._trained = None
-            return pack_masking_reply(self._member.join(message))
+            return pack(self._member.join(message))
         if isinstance(message, Survivors):
-            return pack_masking_reply(self._member.open(message))
+            return pack(self._member.open(message))
         return self._masked(self._member, message)
 
     def _masked(self, member: "MaskingMember", relay: Relay) -> list[bytes]:
@@ -157,7 +157,7 @@ class NodeMasking:
         else:
             vector = self._with_noise(group, broadcast, answer).copy()
         member.mask(relay, vector)
-        return pack_masked(group.round, group.attempt, vector, answer.costs)
+        return pack(MaskedReport(group.round, group.attempt, vector, answer.costs))
 
     def _with_noise(self, group: Group, broadcast: Private, answer: Answer) -> UInt64:
         """Encode a private report with this node's share of the noise.

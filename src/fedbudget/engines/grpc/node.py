@@ -23,19 +23,27 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 
 from fedbudget.engines.grpc.masking_node import MaskingOptions, NodeMasking
-from fedbudget.engines.grpc.messages import (
-    AggregatorReader,
-    EncodedBroadcast,
-    FromAggregator,
-    pack_hello,
-    pack_ready,
-    pack_refusal,
-    pack_report,
+from fedbudget.engines.grpc.messages import AggregatorReader, FromAggregator
+from fedbudget.engines.grpc.stream import (
+    ADMITTED,
+    CHANNEL_OPTIONS,
+    METHOD,
+    NAME,
+    TOKEN,
+    frames,
+    pack,
 )
-from fedbudget.engines.grpc.stream import ADMITTED, CHANNEL_OPTIONS, METHOD, NAME, TOKEN
-from fedbudget.engines.remote.messages import Farewell, Welcome
+from fedbudget.engines.remote.messages import (
+    LONG_REASON,
+    Farewell,
+    NodeRefusal,
+    Ready,
+    RoundRequest,
+    Welcome,
+)
 from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.task import Task
+from fedbudget.engines.remote.wire import EncodedBroadcast, pack_report
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, flag, printable
 from fedbudget.protocol.messages import PeerError
@@ -218,7 +226,7 @@ class _Connection:
           instance: random identifier of this process.
         """
         self.masking.connect()
-        await _send(self.call, pack_hello(self.worker.hello(instance)))
+        await _send(self.call, pack(self.worker.hello(instance)))
         if ADMITTED in {key for key, _ in await self.call.initial_metadata()}:
             self.joined(None)
         while True:
@@ -247,7 +255,7 @@ class _Connection:
         except UserError as error:
             await self._refuse(error)
         if costs is not None:
-            await self._reply([*introduction, *pack_ready(costs)])
+            await self._reply([*introduction, *pack(Ready(costs))])
             self.joined(welcome.task)
 
     async def _mask(self, message: masking_messages.FromAggregator) -> None:
@@ -264,16 +272,20 @@ class _Connection:
 
     async def _round(self, encoded: EncodedBroadcast) -> None:
         """Make a round and send its report, unless a farewell arrives first."""
-        updates = max(1, encoded.updates)
-        wait = self._sent_at + self.worker.limits.min_interval - time.monotonic()
+        worker = self.worker
+        request = encoded.request(worker.w_after(encoded.sent.base_round))
+        broadcast = request.broadcast
+        work = broadcast.part(Work)
+        updates = broadcast.steps if work is None else work.most
+        wait = self._sent_at + worker.limits.min_interval - time.monotonic()
         if wait > 0:  # `sleep(0)` would still let other tasks run first
             await asyncio.sleep(wait)
         try:
             if self._step_seconds * updates < _QUICK and not self._watch.just_resumed():
-                answer: tuple[int, list[bytes]] | None = self._train(encoded, updates)
+                messages: list[bytes] | None = self._train(request, updates)
             else:
-                answer = await self._inbox.listen_during(
-                    asyncio.to_thread(self._train, encoded, updates)
+                messages = await self._inbox.listen_during(
+                    asyncio.to_thread(self._train, request, updates)
                 )
         except BeyondLimits as error:
             await self._refuse(error)
@@ -283,24 +295,22 @@ class _Connection:
             listened = await self._inbox.listen_during(asyncio.sleep(_LISTEN, True))
             if listened is None:
                 return
-        if answer is not None:
-            number, messages = answer
-            if messages:  # otherwise it is sent once it can be masked
-                await self._reply(messages, number)
+        if messages:  # otherwise it is sent once it can be masked, or never
+            await self._reply(messages, broadcast.round)
 
-    def _train(self, encoded: EncodedBroadcast, updates: int) -> tuple[int, list[bytes]]:
-        """Return the round's number and report; no messages if it is masked later."""
+    def _train(self, request: RoundRequest, updates: int) -> list[bytes]:
+        """Return the packed report; no messages if it is masked later."""
         began = time.perf_counter()
         worker = self.worker
-        request = encoded.request(worker.w_after(encoded.base_round))
         answer = worker.answer(request)
         messages: list[bytes] = []
         if not self.masking.hold(request.broadcast, answer):
-            messages = pack_report(
-                answer.report, answer.costs, worker.encode(answer.report), answer.tallies
+            encoded = worker.encode(answer.report)
+            messages = frames(
+                pack_report(answer.report, answer.costs, encoded, answer.tallies)
             )
         self._step_seconds = (time.perf_counter() - began) / updates
-        return answer.report.round, messages
+        return messages
 
     async def _reply(self, messages: list[bytes], number: int = 0) -> None:
         """Send a reply, or the report of round `number`."""
@@ -313,7 +323,7 @@ class _Connection:
 
     async def _refuse(self, error: UserError) -> NoReturn:
         """Send the reason, and leave."""
-        await _send(self.call, pack_refusal(error.spelled(flag)))
+        await _send(self.call, pack(NodeRefusal(error.spelled(flag)[:LONG_REASON])))
         with suppress(*_ENDED):
             await self.call.done_writing()
             await self.call.code()  # waits until the aggregator has read it

@@ -16,18 +16,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from fedbudget.arrays import Float32
 from fedbudget.engines.grpc.event_loop import LoopThread
-from fedbudget.engines.grpc.messages import FromNode, NodeReader, pack_broadcast
+from fedbudget.engines.grpc.messages import FromNode, NodeReader
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
+from fedbudget.engines.grpc.stream import frames
 from fedbudget.engines.remote.members import OWN, Members
 from fedbudget.engines.remote.messages import (
     Answer,
     MemberAnswer,
     RoundRequest,
     Welcome,
-    report_vectors,
 )
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
+from fedbudget.engines.remote.wire import ExpectedReport, pack_broadcast
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.features import compression
 from fedbudget.protocol.features.compression import BroadcastCompressor
@@ -115,10 +117,10 @@ class PlainReports:
         self._members = members
 
     def requests(self, idle: Sequence[Peer]) -> Iterable[tuple[Peer, list[bytes]]]:
-        broadcast = self._pending.broadcast
+        expected = ExpectedReport.of(self._pending.broadcast)
         for peer in idle:
             member = self._members[peer.name]
-            peer.reader.expect_report(broadcast, member.numbers, member.counted)
+            peer.reader.expect_report(expected, member.numbers, member.counted)
         return [(peer, []) for peer in idle]
 
     def accept(self, peer: Peer, message: FromNode) -> Answer:
@@ -315,13 +317,13 @@ class Rounds:
           The messages, and the bytes that compression saves.
         """
         behind = base_round != broadcast.round - 1
-        differences: Mapping[str, bytes] = {}
-        if base_round and not behind:
+        differences: Sequence[tuple[Float32, bytes]] = ()
+        if base_round and not behind and self._compressor.kind != "none":
             differences = self._compressor.differences(broadcast)
-        messages = pack_broadcast(
-            broadcast, base_round, catch_up=behind, differences=differences
+        messages = frames(
+            pack_broadcast(broadcast, base_round, catch_up=behind, differences=differences)
         )
-        saved = sum(4 * broadcast.w.size - len(each) for each in differences.values())
+        saved = sum(4 * broadcast.w.size - len(each) for _, each in differences)
         return messages, saved
 
     def _receive(self, name: str, asked: int, answer: MemberAnswer) -> None:
@@ -334,7 +336,7 @@ class Rounds:
         pending.receive(name, answer)
         broadcast = pending.broadcast
         if broadcast.compress != "none":
-            vectors = len(answer.nodes) * len(report_vectors(broadcast))
+            vectors = len(answer.nodes) * len(broadcast.report.vectors)
             self.counters.saved += compression.saved_bytes(
                 broadcast.compress, vectors, broadcast.w.size
             )

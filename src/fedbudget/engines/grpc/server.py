@@ -21,13 +21,12 @@ import grpc
 
 from fedbudget.engines.grpc.admission import AdmissionControl
 from fedbudget.engines.grpc.event_loop import LoopThread
-from fedbudget.engines.grpc.messages import pack_farewell
 from fedbudget.engines.grpc.peers import LOG, REVOKED, Peer, Peers
 from fedbudget.engines.grpc.rounds import OwnNode, PlainReports, ReportCollector, Rounds
 from fedbudget.engines.grpc.service import PeerLimits, Service
-from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD
+from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD, pack
 from fedbudget.engines.grpc.tokens import TokenFile, Tokens
-from fedbudget.engines.remote import encodings
+from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.members import OWN, Member, Members, name_order
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.round import CollectedRound
@@ -215,7 +214,7 @@ class AggregatorServer:
         Args:
           members: of a resumed run.
         """
-        self._encoded_task = encodings.describe(task).SerializeToString().hex()
+        self._encoded_task = wire.task_to_text(task)
         self._thread.run(self._start(task, Members(members, share=self._max_share)))
 
     def trials(self) -> list[NodeCosts]:
@@ -367,7 +366,7 @@ class AggregatorServer:
     async def _close(self, farewell: Farewell) -> None:
         self._peers.audit.under_way = False
         for peer in self._peers:
-            self._peers.send(peer, pack_farewell(farewell))
+            self._peers.send(peer, pack(farewell))
         # Nodes close their streams on a farewell, even during a round. The other streams
         # are closed in order, so that the farewell is the last message their nodes read.
         await self._thread.until(lambda: not len(self._peers), _FAREWELL_PATIENCE)

@@ -16,9 +16,10 @@ from typing import Any
 import grpc
 
 from fedbudget.engines.grpc.admission import AdmissionControl, Refusal, address_of
-from fedbudget.engines.grpc.messages import FromNode, pack_welcome
+from fedbudget.engines.grpc.messages import FromNode
 from fedbudget.engines.grpc.peers import FRAME, LOG, REVOKED, Capacity, Peer
 from fedbudget.engines.grpc.rounds import Rounds
+from fedbudget.engines.grpc.stream import pack
 from fedbudget.engines.remote.messages import Hello, Ready, Welcome
 from fedbudget.engines.remote.task import MOST_NODES, Task, require_classes, require_model
 from fedbudget.models.description import ModelDescription
@@ -102,7 +103,7 @@ class Service:
         peer.welcomed = True
         peer.asked_at = asyncio.get_running_loop().time()
         peer.reader.expect_ready()
-        welcome = pack_welcome(Welcome(self.run, self.task, tuple(member.numbers.tolist())))
+        welcome = pack(Welcome(self.run, self.task, tuple(member.numbers.tolist())))
         self.rounds.peers.send(peer, self.rounds.reports.before_welcome() + welcome)
 
     async def _greet(self, name: str, token: str, context: Any) -> Peer:

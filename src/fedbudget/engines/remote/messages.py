@@ -1,6 +1,6 @@
 """Messages between an aggregator and nodes on other machines, for any transport."""
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
 
@@ -10,8 +10,11 @@ from fedbudget.arrays import Int64, UInt64
 from fedbudget.engines.remote.task import MOST_NODES, Name, SamplesDescription, Task
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.description import ModelDescription
-from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, Report
+from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.resources.resource import NodeCosts
+
+LONG_REASON = 2000
+"""Maximum length of a reason in characters."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class RoundRequest:
     """A broadcast to one node.
 
     Args:
+      broadcast: its vectors may be sent as differences (wire.py).
       base_round: the node must start from its memory after this round; 0 for none.
     """
 
@@ -123,23 +127,21 @@ class MaskedReport:
 
 
 @dataclass(frozen=True)
+class NodeRefusal:
+    """A node's last message.
+
+    Args:
+      reason: why it does not take part.
+      lost: whether its memory of earlier rounds is missing.
+    """
+
+    reason: Annotated[str, Meta(max_length=LONG_REASON)]
+    lost: bool = False
+
+
+@dataclass(frozen=True)
 class Farewell:
     """The run is over or, if `again`, the aggregator stops for a while."""
 
-    reason: str
+    reason: Annotated[str, Meta(max_length=LONG_REASON)]
     again: bool = False
-
-
-_ALWAYS = {field.name for field in fields(Report) if field.default is MISSING}
-
-
-def report_numbers(broadcast: Broadcast) -> list[str]:
-    """Fields with one number per node in a report of this broadcast, in wire order."""
-    names = _ALWAYS | broadcast.report_fields
-    return [name for name in NUMBERS if name in names]
-
-
-def report_vectors(broadcast: Broadcast) -> list[str]:
-    """Fields with one vector per node in a report of this broadcast, in wire order."""
-    names = broadcast.report_fields
-    return [name for name in VECTORS if name in names]

@@ -139,13 +139,13 @@ class NodeData:
                 f"the aggregator requests mini-batches of {task.batch} samples, and this "
                 f"node has {largest}"
             )
-        per_sample = any(isinstance(each, SamplePrivacy) for each in task.features)
+        per_sample = any(isinstance(each, SamplePrivacy) for each in task.built_features)
         return Fleet(
             model,
             shards,
             batch=task.batch,
             seed=task.seed,
-            features=task.features,
+            features=task.built_features,
             numbers=numbers,
             noise=SecretNodeNoise() if per_sample else None,
         )

@@ -136,7 +136,7 @@ class PrivacyAccount:
 
     def require_private(self, task: Task) -> None:
         """Raise `BeyondLimits` if a run is not private, or if the limit is reached."""
-        units = {each.name: each for each in task.features}
+        units = {each.name: each for each in task.built_features}
         privacy = units.get(SamplePrivacy.name)
         if privacy is None:
             raise BeyondLimits(

@@ -21,9 +21,9 @@ from typing import Any, Generic
 
 import numpy as np
 
-from fedbudget.engines.remote.encodings import plausible_tallies
 from fedbudget.engines.remote.members import Key, Members
 from fedbudget.engines.remote.messages import Answer, MemberAnswer
+from fedbudget.engines.remote.tallies import plausible_tallies
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.protocol.combine import FEWEST, capped_reports, reference

@@ -8,6 +8,7 @@ become one layout. A node that joins later must fit the agreed description.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from sys import float_info
 from typing import Annotated
 
@@ -27,7 +28,7 @@ from fedbudget.errors import UserError, flag
 from fedbudget.models.base import ModelOptions
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.features.compression import Compression
-from fedbudget.protocol.features.feature import Feature
+from fedbudget.protocol.features.feature import Feature, FeatureSettings
 from fedbudget.protocol.messages import PeerError
 
 FEWEST = 10
@@ -145,8 +146,13 @@ class Task:
     compress: Compression
     tau_max: Annotated[int, Meta(ge=1, le=MOST_UPDATES)]
     samples: SamplesDescription
-    features: tuple[Feature, ...]
+    features: tuple[FeatureSettings, ...]
     readings: Annotated[tuple[Name, ...], Meta(max_length=MOST_READINGS)] = ()
+
+    @cached_property
+    def built_features(self) -> tuple[Feature, ...]:
+        """The features; raises `PeerError` for one that this process does not know."""
+        return tuple(settings.build() for settings in self.features)
 
     @property
     def title(self) -> str:

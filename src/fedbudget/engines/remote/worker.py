@@ -118,7 +118,7 @@ class Worker:
         task = welcome.task
         dataset = self.node_data.dataset.name
         w = np.asarray(fleet.model.initial(task.seed))
-        rounds = trial_rounds(task.features, w, 1e-3)
+        rounds = trial_rounds(task.built_features, w, 1e-3)
         counters = ResourceCounters.of(
             each for each in self._resources if not each.machine_wide
         )

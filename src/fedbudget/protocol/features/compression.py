@@ -247,21 +247,20 @@ class BroadcastCompressor:
         self._sent.append((held, sent.to_bytes()))
         return held
 
-    def differences(self, broadcast: Broadcast) -> dict[str, bytes]:
-        """Return the encoded differences of `w` and, if present, `mean` of a broadcast.
+    def differences(self, broadcast: Broadcast) -> list[tuple[Float32, bytes]]:
+        """Return vectors of a broadcast, w first, with their encoded differences.
 
         The result is empty if these vectors were not compressed just now.
         """
-        sent = {}
-        vectors = {"w": broadcast.w}
+        sent = []
         part = broadcast.part(DriftPart)
-        if part is not None and part.mean is not None:
-            vectors["mean"] = part.mean
-        for name, held in vectors.items():
+        for held in (broadcast.w, None if part is None else part.mean):
+            if held is None:
+                continue
             data = next((data for vector, data in self._sent if vector is held), None)
             if data is None:
-                return {}
-            sent[name] = data
+                return []
+            sent.append((held, data))
         return sent
 
 

@@ -274,6 +274,8 @@ class Feature:
     """Name among the features of a run; also the key of its states."""
     types: ClassVar[tuple[type, ...]] = ()
     """Dataclasses of its messages, states and memories, for the codec."""
+    kinds: ClassVar[tuple[type[Broadcast], ...]] = ()
+    """Kinds of the run's rounds, if they are not training and final rounds."""
 
     # What nodes report.
 
@@ -478,6 +480,11 @@ def register_feature(kind: type[F]) -> type[F]:
     return kind
 
 
+def registered_features() -> int:
+    """Return how many features this process knows."""
+    return len(_REGISTERED)
+
+
 def wire_types() -> dict[type, tuple[type, ...]]:
     """Return the classes of messages and states that this process knows, by base class."""
     types = [each for kind in _REGISTERED.values() for each in kind.types]
@@ -492,6 +499,18 @@ def defining(features: Sequence[Feature], method: str) -> list[Feature]:
     """Return the features that define a method of the interface."""
     default = getattr(Feature, method)
     return [each for each in features if getattr(type(each), method) is not default]
+
+
+def require_kind(features: Sequence[Feature], broadcast: Broadcast) -> None:
+    """Raise PeerError for a round that a run with these features does not have."""
+    kinds = [kind for feature in features for kind in feature.kinds]
+    layout = report_layout(features, broadcast.round)
+    if not isinstance(broadcast, TrainRound):
+        layout = type(broadcast).report
+    if not isinstance(broadcast, tuple(kinds) or (TrainRound, FinalRound)):
+        raise PeerError(f"{type(broadcast).__name__} is no round of this run")
+    if broadcast.report != layout:
+        raise PeerError("a broadcast that requests other reports than the task")
 
 
 def trial_rounds(features: Sequence[Feature], w: Float32, eta: float) -> list[Broadcast]:

@@ -183,6 +183,7 @@ class NodePrivacy(Feature):
 
     name: ClassVar[str] = "privacy"
     types: ClassVar[tuple[type, ...]] = (PrivacyState,)
+    kinds: ClassVar[tuple[type[Broadcast], ...]] = (NormRound, PrivateRound)
     own_steps: bool = False
 
     def trial(self, number: int, w: Float32, eta: float) -> Broadcast:

@@ -218,6 +218,7 @@ class SamplePrivacy(Feature):
 
     name: ClassVar[str] = "privacy"
     types: ClassVar[tuple[type, ...]] = (PrivacyState,)
+    kinds: ClassVar[tuple[type[Broadcast], ...]] = (SampleNormRound, SampleRound)
 
     def trial(self, number: int, w: Float32, eta: float) -> Broadcast:
         return SampleRound(round=number, w=w, tau=1, eta=eta, clip=1.0, rho=1.0)
