@@ -23,13 +23,13 @@ from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.energy import DeclaredEnergy
 from fedbudget.resources.kinds import DGD, SGD, Profile, SimulatedTime, WireBytes
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import Cost, Meter, Metering, RoundUsage, Source
+from fedbudget.resources.resource import Cost, Meter, Metering, Source, Usage
 from support.problems import MODELS, problem
 
 History = list[tuple[Round, Broadcast]]
 
 ETA = 0.05
-USAGE = RoundUsage(updates=1, nodes=1, wire_bytes=0, readings={})
+USAGE = Usage({})
 
 
 def centralized_meters(
@@ -284,7 +284,7 @@ class FixedTime:
     def __init__(self, step: float, aggregation: float) -> None:
         self.cost = Cost(step, aggregation)
 
-    def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
+    def read(self, usage: Usage, time: Cost | None = None) -> Cost:
         return self.cost
 
     expect = read
@@ -634,7 +634,7 @@ class TestAsynchronousEnd:
         """A cost drawn above the expected one does not cancel the only push."""
 
         class Slower(FixedTime):
-            def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
+            def read(self, usage: Usage, time: Cost | None = None) -> Cost:
                 return Cost(2.0, 0.0)
 
         model, shards = quadratic_nodes([1.0])

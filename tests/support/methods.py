@@ -18,7 +18,7 @@ from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.update import Accelerate, ServerMomentum
 from fedbudget.resources.kinds import SGD, SimulatedTime
-from fedbudget.resources.resource import RoundUsage
+from fedbudget.resources.resource import Usage
 from support.problems import costs, problem
 
 BUDGET = Budget({"time": 2.0})
@@ -102,7 +102,7 @@ def simulated_time() -> SimulatedTime:
 
 
 def read_costs(time: SimulatedTime, broadcast: Broadcast) -> Costs:
-    cost = time.read(RoundUsage(max(1, broadcast.tau), nodes=3, wire_bytes=0, readings={}))
+    cost = time.read(Usage({}, nodes=3, updates=max(1, broadcast.tau)))
     return costs([cost.step], [cost.aggregation])
 
 

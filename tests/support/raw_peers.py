@@ -25,7 +25,7 @@ from fedbudget.engines.remote.messages import Hello, report_numbers
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.protocol.compression import encode
 from fedbudget.protocol.messages import Broadcast, Report
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 from support.methods import bits
 from support.networked import (
     COSTS,
@@ -86,7 +86,7 @@ def report_of(
     w: float = 0.5,
     loss: float = 0.5,
     nodes: int = 1,
-    costs: NodeCosts = COSTS,
+    costs: Usage = COSTS,
     **other: Any,
 ) -> list[bytes]:
     """A made-up report as messages; `other` fields replace those of the first message."""

@@ -73,12 +73,12 @@ from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.resources.counters import ResourceCounters, Snapshot
 from fedbudget.resources.kinds import CENTRALIZED_SGD, DGD, Gaussian, Profile
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import CombinedReading, Cost, RoundUsage, TimeMeter
+from fedbudget.resources.resource import Cost, Reading, TimeMeter, Usage
 from fedbudget.resources.speeds import require_speeds
 
 FAST = 4.0
 SLOW = 1.0
-_CYCLE = RoundUsage(updates=1, nodes=1, wire_bytes=0, readings={})
+_CYCLE = Usage({})
 """One local update and one exchange, for the meter of simulated time."""
 
 
@@ -190,12 +190,12 @@ def trial(
     batch: int | None,
     seed: int,
     counters: ResourceCounters,
-) -> RoundUsage:
+) -> Usage:
     """Measure a step: the quicker of two, after a first one that compiles kernels."""
     shards = Shards.whole(table)
     sampler = Sampler(shards.size, batch, seed)
 
-    def step() -> RoundUsage:
+    def step() -> Usage:
         before = counters.read()
         model.descend(w[None], shards, sampler.round(1, fresh=True), 0.0)
         return _usage(counters.read() - before)
@@ -204,7 +204,7 @@ def trial(
     return min(step(), step(), key=lambda usage: usage.seconds)
 
 
-def open_centralized_ledger(meters: Meters, trial: RoundUsage) -> Ledger:
+def open_centralized_ledger(meters: Meters, trial: Usage) -> Ledger:
     """Open an empty ledger.
 
     Raises:
@@ -279,12 +279,10 @@ def _other_stop(number: int, rounds: int | None, interrupted: Condition) -> str 
     return "interrupted" if interrupted() else None
 
 
-def _usage(elapsed: Snapshot) -> RoundUsage:
+def _usage(elapsed: Snapshot) -> Usage:
     """Usage of a step: one local update at one node, and nothing sent."""
-    readings = {
-        name: CombinedReading(value, value, 1) for name, value in elapsed.values.items()
-    }
-    return RoundUsage(updates=1, nodes=1, wire_bytes=0, readings=readings)
+    readings = {name: Reading(value, value) for name, value in elapsed.values.items()}
+    return Usage(readings)
 
 
 def _step_only(costs: Costs) -> Costs:

@@ -44,7 +44,7 @@ from fedbudget.randomness import Stream, generator
 from fedbudget.resources import round_usage
 from fedbudget.resources.counters import ResourceCounters, Snapshot
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import NodeCosts, RoundUsage
+from fedbudget.resources.resource import Usage
 
 _ATTACK_SCALE = np.float32(10.0)
 
@@ -90,7 +90,7 @@ class SimulatedNodes(Protocol):
     def took_part(self) -> Int64:
         """Numbers of the nodes in the last round, ascending."""
 
-    def answer(self, broadcast: Broadcast) -> tuple[Report | Reports, Sequence[NodeCosts]]:
+    def answer(self, broadcast: Broadcast) -> tuple[Report | Reports, Sequence[Usage]]:
         """Run one round.
 
         Returns: the reports, and the costs of each node or of each group of nodes.
@@ -157,8 +157,8 @@ class SimulationEngine(Engine):
         return message
 
     def _usage(
-        self, broadcast: Broadcast, node_costs: Sequence[NodeCosts], whole: Snapshot
-    ) -> RoundUsage:
+        self, broadcast: Broadcast, node_costs: Sequence[Usage], whole: Snapshot
+    ) -> Usage:
         """Usage of a round, with the time of the slowest node."""
         nodes = self.nodes.took_part
         tau = max(1, broadcast.tau)
@@ -239,7 +239,7 @@ class InProcessNodes:
         self.ever_present: Flags = np.zeros(len(fleets), dtype=bool)
         self._previous: Flags = self.ever_present  # fleets of the last round: up to date
 
-    def answer(self, broadcast: Broadcast) -> tuple[Report, Sequence[NodeCosts]]:
+    def answer(self, broadcast: Broadcast) -> tuple[Report, Sequence[Usage]]:
         present = None if self._present is None else next(self._present)
         report, costs = self.answer_with(broadcast, present)
         assert report is not None
@@ -249,7 +249,7 @@ class InProcessNodes:
 
     def answer_with(
         self, broadcast: Broadcast, present: Flags | None
-    ) -> tuple[Report | None, NodeCosts]:
+    ) -> tuple[Report | None, Usage]:
         """Run one round.
 
         Args:
@@ -264,7 +264,7 @@ class InProcessNodes:
         self._previous = present
         self.ever_present = self.ever_present | present
         if not present.any():
-            return None, NodeCosts({}, nodes=0)
+            return None, Usage({}, nodes=0)
 
         fleets = list(itertools.compress(self._fleets, present))
         began = now()
@@ -280,7 +280,7 @@ class InProcessNodes:
             update_costs, now() - began, max(1, broadcast.tau)
         )
         wire_bytes = _wire_bytes(broadcast, report, informed)
-        return report, NodeCosts(readings, len(report.nodes), wire_bytes, here=True)
+        return report, Usage(readings, len(report.nodes), wire_bytes, here=True)
 
     def memory(self) -> tuple[NodeGroupState]:
         fleets = [
@@ -345,7 +345,7 @@ class NodeGroup:
 
     def answer(
         self, broadcast: Broadcast, present: Flags | None = None
-    ) -> tuple[Sums | Report | None, NodeCosts]:
+    ) -> tuple[Sums | Report | None, Usage]:
         """Run one round.
 
         Args:
@@ -374,7 +374,7 @@ class NodeGroup:
         assert self._reports is not None
         return self._reports.distance_sums(vectors, mean)
 
-    def trial(self, first: Broadcast) -> NodeCosts:
+    def trial(self, first: Broadcast) -> Usage:
         """Costs of a round, measured on copies of the fleets."""
         return trial([fleet.fork() for fleet in self._fleets], first, self._counters)
 
@@ -421,9 +421,7 @@ class Attendance(Iterator[Flags]):
         self._rng.bit_generator.state = dict(state)
 
 
-def trial(
-    fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters
-) -> NodeCosts:
+def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters) -> Usage:
     """Measure a round on fleets that are discarded afterwards; compile all kernels.
 
     The first round does not count: it compiles kernels and has nothing to estimate from.

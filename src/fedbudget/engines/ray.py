@@ -36,7 +36,7 @@ from fedbudget.models.compiling import numba_if_installed
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Sums, Vectors
 from fedbudget.resources import round_usage
-from fedbudget.resources.resource import NodeCosts, RoundUsage
+from fedbudget.resources.resource import Usage
 
 # Send no usage reports to Ray's makers, unless the user enables them.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -156,16 +156,14 @@ class RayNodes:
             self.close()
             raise
 
-    def trial(self, first: Broadcast) -> RoundUsage:
+    def trial(self, first: Broadcast) -> Usage:
         """Measure a round on copies of the groups."""
         broadcast = ray.put(first)
         return round_usage(
             self._each(self._groups, lambda group: group.call("trial", broadcast))
         )
 
-    def answer(
-        self, broadcast: Broadcast
-    ) -> tuple["RayNodes | Report", Sequence[NodeCosts]]:
+    def answer(self, broadcast: Broadcast) -> tuple["RayNodes | Report", Sequence[Usage]]:
         message = ray.put(broadcast)
         present = None if self._present is None else next(self._present)
         if present is None:
@@ -173,7 +171,7 @@ class RayNodes:
         else:
             self.took_part = np.flatnonzero(present)
 
-        answers: list[tuple[Sums | Report | None, NodeCosts]] = self._each(
+        answers: list[tuple[Sums | Report | None, Usage]] = self._each(
             self._groups, lambda group: group.call("answer", message, group.own(present))
         )
         self._in_round = []

@@ -33,7 +33,7 @@ from fedbudget.randomness import Stream, generator
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.kinds import DGD, SGD, Profile, SimulatedTime
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import Metering, RoundUsage
+from fedbudget.resources.resource import Metering, Usage
 from fedbudget.resources.speeds import Speeds
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings.settings import Settings
@@ -168,7 +168,7 @@ def _update(settings: Settings) -> UpdateRule:
 def build_aggregator(
     method: Method,
     meters: Meters,
-    start: tuple[Float32, RoundUsage] | Checkpoint,
+    start: tuple[Float32, Usage] | Checkpoint,
     *,
     rounds: int | None,
     quantize: Quantize | None = None,

@@ -58,7 +58,7 @@ from fedbudget.protocol.method import Method
 from fedbudget.resources import round_usage
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import Resource, RoundUsage
+from fedbudget.resources.resource import Resource, Usage
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings.option import choices_text
 from fedbudget.settings.settings import FEDERATED, Settings
@@ -176,7 +176,7 @@ def _engine(
 
 
 def _rehearse(
-    settings: Settings, method: Method, start: tuple[Float32, RoundUsage], fleet: Fleet
+    settings: Settings, method: Method, start: tuple[Float32, Usage], fleet: Fleet
 ) -> None:
     """Run three rounds and discard them, so that the budget excludes compilation."""
     budget = settings.limits()

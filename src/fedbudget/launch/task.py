@@ -38,7 +38,7 @@ from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.method import Method
 from fedbudget.resources import round_usage
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings.settings import Settings
 
@@ -183,7 +183,7 @@ def prepare_remote(
     *,
     task: Task,
     model: Model,
-    trials: Sequence[NodeCosts],
+    trials: Sequence[Usage],
     delay: float = 0.0,
     test: Table | None = None,
     resumed: Checkpoint | None = None,
@@ -273,7 +273,7 @@ def _attendance(settings: Settings) -> Iterator[Flags]:
 
 
 def _evaluation_costs(
-    meters: Meters, task: Task, trials: Sequence[NodeCosts]
+    meters: Meters, task: Task, trials: Sequence[Usage]
 ) -> dict[str, float]:
     """Return the expected cost of an evaluation by all nodes, per resource."""
     testing = sum(bool(each.evaluation) for each in trials)

@@ -11,7 +11,7 @@ from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.energy import Energy
 from fedbudget.resources.kinds import Bytes, Cpu, Money, Time
 from fedbudget.resources.privacy import Privacy
-from fedbudget.resources.resource import NodeCosts, Resource, RoundUsage
+from fedbudget.resources.resource import Resource, Usage
 
 TIME = Time()
 
@@ -44,30 +44,34 @@ def most_within(seconds: float) -> dict[str, float]:
 
 
 def round_usage(
-    nodes: Sequence[NodeCosts],
+    nodes: Sequence[Usage],
     *,
     updates: int = 1,
     own: Snapshot | None = None,
-    wire_bytes: int | None = None,
-) -> RoundUsage:
+    wire_bytes: int = 0,
+) -> Usage:
     """Return the usage of a round over all nodes, combined by each resource's rule.
 
     Args:
-      nodes: costs that nodes reported.
+      nodes: measured at each node.
       updates: local updates at each node.
       own: use of the aggregator's process in the whole round; None for a trial round,
         which nodes make alone.
-      wire_bytes: bytes of all messages if they were counted; None to sum the reports.
+      wire_bytes: bytes that the engine counted, in addition to those of `nodes`.
     """
-    present = [costs for costs in nodes if costs.nodes]
+    present = [usage for usage in nodes if usage.nodes]
+    count = sum(usage.nodes for usage in present)
     counted = {} if own is None else own.values
-    names = {TIME.name, *counted}.union(*(costs.readings for costs in present))
+    names = {TIME.name, *counted}.union(*(usage.readings for usage in present))
     readings = {}
     for name, resource in RESOURCES.items():
         reading = resource.combine(present, counted.get(name)) if name in names else None
-        if reading is not None:
-            readings[name] = reading
-    if wire_bytes is None:
-        wire_bytes = sum(costs.wire_bytes for costs in present)
-    count = sum(costs.nodes for costs in present)
-    return RoundUsage(updates, count, wire_bytes, readings)
+        if reading is None:
+            continue
+        if not 0 <= reading.nodes <= count:
+            raise ValueError(
+                f"{name} was read at {reading.nodes} nodes of a round with {count}"
+            )
+        readings[name] = reading
+    wire_bytes += sum(usage.wire_bytes for usage in present)
+    return Usage(readings, count, wire_bytes, updates)

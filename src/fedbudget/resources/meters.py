@@ -17,9 +17,9 @@ from fedbudget.resources.resource import (
     Meter,
     Metering,
     Resource,
-    RoundUsage,
     Source,
     TimeMeter,
+    Usage,
 )
 from fedbudget.resources.speeds import Speeds
 
@@ -93,11 +93,11 @@ class Meters:
         times = self.step_times(nodes)
         return 1.0 if times is None else float((updates * times).max()) / tau
 
-    def read(self, usage: RoundUsage) -> Costs:
+    def read(self, usage: Usage) -> Costs:
         """Return the costs of a round."""
         return self._costs(usage, self.time.read(usage), self.others)
 
-    def expect(self, trial: RoundUsage) -> Costs:
+    def expect(self, trial: Usage) -> Costs:
         """Return the expected costs of a round, from a trial round."""
         if self.speeds is not None:
             trial = replace(trial, slowness=self.speeds.slowest)
@@ -126,7 +126,7 @@ class Meters:
         meters = {TIME.name: self.time, **self.others}
         return {name: each for name, each in meters.items() if isinstance(each, Stateful)}
 
-    def _costs(self, usage: RoundUsage, time: Cost, others: Mapping[str, Meter]) -> Costs:
+    def _costs(self, usage: Usage, time: Cost, others: Mapping[str, Meter]) -> Costs:
         costs = [
             time if name == TIME.name else others[name].read(usage, time)
             for name in self.budget.limits

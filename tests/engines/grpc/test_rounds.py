@@ -12,7 +12,7 @@ import pytest
 from fedbudget.engines.grpc.messages import pack_ready
 from fedbudget.engines.remote.members import MAX_ROUNDS_AWAY
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.resources.resource import NodeCosts, Reading
+from fedbudget.resources.resource import Reading, Usage
 from support.methods import bits
 from support.networked import (
     COSTS,
@@ -295,7 +295,7 @@ def test_losses_not_finite_are_excluded(net: Network) -> None:
     assert_undisturbed(net)
 
 
-FOREVER = NodeCosts({"time": Reading(1e9, 1e9)})
+FOREVER = Usage({"time": Reading(1e9, 1e9)})
 
 
 def test_claimed_time_is_capped(net: Network) -> None:

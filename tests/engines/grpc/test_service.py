@@ -18,7 +18,7 @@ from fedbudget.engines.grpc.messages import pack_ready
 from fedbudget.engines.grpc.peers import FRAME
 from fedbudget.engines.remote.encodings import VERSION
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.resources.resource import NodeCosts, Reading
+from fedbudget.resources.resource import Reading, Usage
 from support.methods import bits
 from support.networked import COSTS, LONG, Network, network, wait_until, without_network
 from support.raw_peers import (
@@ -163,7 +163,7 @@ def test_reconnection_replaces_old_connection(net: Network) -> None:
 
 # Reports.
 
-INVALID_COSTS = NodeCosts({"time": Reading(0.1, float("nan"))})
+INVALID_COSTS = Usage({"time": Reading(0.1, float("nan"))})
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,15 @@ from fedbudget.errors import UserError
 from fedbudget.evaluation.metrics import BINS, ClassCounts, ErrorSums, Tally
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError
-from fedbudget.resources.resource import NodeCosts, Reading
+from fedbudget.resources.resource import Reading, Usage
 from support.messages import COSTS, MODELS, NAMES, SAMPLES, TASK, TASKS
 from support.methods import bits
 
-VALID_COSTS = NodeCosts({"time": Reading(0.25, 2.0), "energy": Reading(3.0, 40.0, "host")})
+VALID_COSTS = Usage({"time": Reading(0.25, 2.0), "energy": Reading(3.0, 40.0, "host")})
 
 
 @given(COSTS)
-def test_costs_round_trip(costs: NodeCosts) -> None:
+def test_costs_round_trip(costs: Usage) -> None:
     assert unpack_costs(pack_costs(costs)) == costs
 
 
@@ -77,15 +77,13 @@ def test_here_flag_is_not_sent() -> None:
 def test_invalid_readings_are_refused(field: str, value: Any, reason: str) -> None:
     energy = replace(VALID_COSTS.readings["energy"], **{field: value})
     with pytest.raises(PeerError, match=reason):
-        unpack_costs(pack_costs(NodeCosts({**VALID_COSTS.readings, "energy": energy})))
+        unpack_costs(pack_costs(Usage({**VALID_COSTS.readings, "energy": energy})))
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "two words", "émile"])
 def test_invalid_resource_names_are_refused(name: str) -> None:
     with pytest.raises(PeerError, match="is not a name of a resource"):
-        unpack_costs(
-            pack_costs(NodeCosts({**VALID_COSTS.readings, name: Reading(1.0, 1.0)}))
-        )
+        unpack_costs(pack_costs(Usage({**VALID_COSTS.readings, name: Reading(1.0, 1.0)})))
 
 
 TIME = ("time", 0.1, 0.5, "")

@@ -23,7 +23,7 @@ from fedbudget.engines.remote.engine import (
     RemoteEngine,
 )
 from fedbudget.engines.remote.messages import Answer
-from fedbudget.engines.remote.round import CollectedRound, RoundCosts
+from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.launch.execute import execute
 from fedbudget.launch.inputs import from_dataset
@@ -37,7 +37,7 @@ from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.kinds import SGD, SimulatedTime
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import CombinedReading, Metering, RoundUsage
+from fedbudget.resources.resource import Metering, Reading, Usage
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.network import ListenOptions
 from fedbudget.settings.settings import Settings
@@ -61,8 +61,8 @@ def simulated_costs(seconds: float = 5.0) -> Meters:
     )
 
 
-def usage(updates: int = 5, step: float = 1.0, seconds: float = 7.0) -> RoundUsage:
-    return RoundUsage(updates, 2, 0, {"time": CombinedReading(step, seconds, 2)})
+def usage(updates: int = 5, step: float = 1.0, seconds: float = 7.0) -> Usage:
+    return Usage({"time": Reading(step, seconds, nodes=2)}, 2, updates=updates)
 
 
 def broadcast(tau: int = 3) -> Broadcast:
@@ -174,11 +174,13 @@ AGGREGATOR_COSTS = Snapshot({"time": 9.0, "cpu": 0.7})
 
 
 def test_time_is_maximum_cpu_is_sum() -> None:
-    result = RoundCosts.of(
-        [answer(0), answer(1, step_seconds=0.3)], AGGREGATOR_COSTS, 123
-    ).usage(4)
+    collected = CollectedRound(
+        [answer(0), answer(1, step_seconds=0.3)], (), (), enough=True
+    )
+    result, evaluation = collected.usage(4, AGGREGATOR_COSTS, 123)
+    assert evaluation is None
     assert (result.updates, result.nodes, result.wire_bytes) == (4, 4, 123)
-    assert result.readings["time"] == CombinedReading(0.3, 9.0, nodes=4)
+    assert result.readings["time"] == Reading(0.3, 9.0, nodes=4)
     assert result.readings["cpu"].whole == pytest.approx(2.0 + 2.0 + 0.7)
     assert result.readings.keys() == {"time", "cpu"}
 

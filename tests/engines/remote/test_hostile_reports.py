@@ -14,13 +14,13 @@ from fedbudget.budget.budget import Budget, Costs
 from fedbudget.engines.remote.encodings import pack_costs, unpack_costs
 from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import Answer
-from fedbudget.engines.remote.round import PendingRound, RoundCosts
+from fedbudget.engines.remote.round import PendingRound
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError
 from fedbudget.resources import most_within
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import Metering, NodeCosts, Reading
+from fedbudget.resources.resource import Metering, Reading, Usage
 from support.fleets import single_node_fleets, sorted_parts
 from support.methods import METHODS
 from support.problems import problem
@@ -49,7 +49,7 @@ def with_any_number(answer: Answer, data: st.DataObject) -> Answer:
         readings[name] = Reading(data.draw(ARBITRARY), data.draw(ARBITRARY))
     if data.draw(st.booleans()):
         readings.pop("cpu", None)
-    return replace(answer, report=report, costs=NodeCosts(readings))
+    return replace(answer, report=report, costs=Usage(readings))
 
 
 @pytest.mark.parametrize("name", ["accelerated", "frugal"])
@@ -75,7 +75,7 @@ def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
         counted = 0
         for node, fleet in enumerate(fleets):
             pending.ask(f"n{node}")
-            answer = Answer(fleet.answer(message), NodeCosts(READINGS))
+            answer = Answer(fleet.answer(message), Usage(READINGS))
             if node == 2:
                 answer = with_any_number(answer, data)
             try:
@@ -91,7 +91,7 @@ def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
         assert counted == 2
         assert {0, 1} <= {int(answer.report.nodes[0]) for answer in collected.answers}
         own = Snapshot({"time": 0.6, "cpu": 0.1})
-        usage = RoundCosts.of(collected.answers, own, 1000).usage(max(1, message.tau))
+        usage = collected.usage(max(1, message.tau), own, 1000)[0]
         message = aggregator.receive(collected.reports, meters.read(usage))
         now: Any = aggregator.ledger.spent
         assert (now >= spent).all()

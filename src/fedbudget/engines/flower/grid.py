@@ -31,7 +31,7 @@ from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError, Work
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 
 LOG = logging.getLogger("flwr")
 """Flower's own log, which `flwr log` shows."""
@@ -157,7 +157,7 @@ class GridNodes:
             return described
         return sorted(described, key=lambda each: each.partition or 0)
 
-    def start(self, task: Task, described: Sequence[DescribedNode]) -> list[NodeCosts]:
+    def start(self, task: Task, described: Sequence[DescribedNode]) -> list[Usage]:
         """Send the task to all; return the costs of each node's trial round."""
         self._task = task
         self._model = task.model

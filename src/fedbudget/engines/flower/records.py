@@ -38,7 +38,7 @@ from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.compression import decode, encoded_size
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError, Report
 from fedbudget.protocol.state import FleetState
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 
 _T = TypeVar("_T")
 _ENCODED = "encoded"  # name of a report's concatenated, compressed vectors
@@ -80,11 +80,11 @@ def welcome_in(content: RecordDict) -> Welcome:
     return encodings.read(Welcome, encodings.from_bytes(_bytes(content, "welcome")))
 
 
-def costs_out(costs: NodeCosts) -> RecordDict:
+def costs_out(costs: Usage) -> RecordDict:
     return RecordDict({"costs": ConfigRecord({"costs": pack_costs(costs)})})
 
 
-def costs_in(content: RecordDict) -> NodeCosts:
+def costs_in(content: RecordDict) -> Usage:
     return unpack_costs(_bytes(content, "costs"))
 
 
@@ -181,7 +181,7 @@ def _with_differences(
 
 def answer_out(
     report: Report,
-    costs: NodeCosts,
+    costs: Usage,
     tallies: Sequence[Tally] = (),
     encoded: bytes | memoryview | None = None,
 ) -> RecordDict:

@@ -56,7 +56,7 @@ from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol import compression
 from fedbudget.protocol.compression import Kind
 from fedbudget.protocol.messages import NUMBERS, Broadcast, PeerError, Report
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 from fedbudget.secure import messages as masking
 
 NO_DIFFERENCES: Mapping[str, bytes] = {}
@@ -285,7 +285,7 @@ def pack_hello(hello: Hello) -> list[bytes]:
     return [pb.FromNode(hello=describe(hello)).SerializeToString()]
 
 
-def pack_ready(costs: NodeCosts) -> list[bytes]:
+def pack_ready(costs: Usage) -> list[bytes]:
     return [pb.FromNode(ready=pb.Ready(costs=pack_costs(costs))).SerializeToString()]
 
 
@@ -295,7 +295,7 @@ def pack_refusal(reason: str) -> list[bytes]:
 
 def pack_report(
     report: Report,
-    costs: NodeCosts,
+    costs: Usage,
     vectors: bytes | memoryview,
     tallies: Sequence[Tally] = (),
 ) -> list[bytes]:
@@ -316,7 +316,7 @@ def pack_report(
     return _pack_report(message, vectors)
 
 
-def pack_masked(number: int, attempt: int, vector: UInt64, costs: NodeCosts) -> list[bytes]:
+def pack_masked(number: int, attempt: int, vector: UInt64, costs: Usage) -> list[bytes]:
     """Pack the masked report of a round."""
     data = vector.astype("<u8", copy=False).tobytes()
     numbers = attempt.to_bytes(8, "little")

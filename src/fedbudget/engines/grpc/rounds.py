@@ -27,7 +27,7 @@ from fedbudget.protocol import compression
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError
 from fedbudget.resources import most_within
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 from fedbudget.secure import messages as masking
 
 _NOT_FINITE = 3  # consecutive invalid reports after which a node is dropped
@@ -340,7 +340,7 @@ class OwnNode:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.trial: NodeCosts | None = None
+        self.trial: Usage | None = None
         self.busy = False
         self._executor = concurrent.futures.ThreadPoolExecutor(1, "fedbudget-own-node")
 

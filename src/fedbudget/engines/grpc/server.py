@@ -38,7 +38,7 @@ from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 
 if TYPE_CHECKING:
     from fedbudget.engines.grpc.masked_rounds import MaskingTerms
@@ -234,7 +234,7 @@ class AggregatorServer:
         self._encoded_task = encodings.describe(task).SerializeToString().hex()
         self._thread.run(self._start(task, Members(members, share=self._max_share)))
 
-    def trials(self) -> list[NodeCosts]:
+    def trials(self) -> list[Usage]:
         """Costs of the trial round of each ready node."""
         trials = self._thread.read(lambda: [peer.trial for peer in self._peers])
         own = None if self._rounds.own is None else self._rounds.own.trial

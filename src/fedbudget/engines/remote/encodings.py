@@ -35,7 +35,7 @@ from fedbudget.evaluation.metrics import BINS, MOST_SCORED, ClassCounts, ErrorSu
 from fedbudget.protocol.combine import FEWEST, MOST_SAMPLES
 from fedbudget.protocol.messages import PeerError
 from fedbudget.resources import TIME
-from fedbudget.resources.resource import NodeCosts, Reading
+from fedbudget.resources.resource import Reading, Usage
 
 VERSION = 7
 
@@ -84,7 +84,7 @@ _TALLIES_DECODER = msgspec.msgpack.Decoder(list[_Sent])
 # Costs.
 
 
-def pack_costs(costs: NodeCosts) -> bytes:
+def pack_costs(costs: Usage) -> bytes:
     """Encode costs: two lists, of the round and of the evaluation.
 
     Each entry has the resource's name, the amounts of a local update and of the whole
@@ -99,7 +99,7 @@ def pack_costs(costs: NodeCosts) -> bytes:
     )
 
 
-def unpack_costs(data: bytes) -> NodeCosts:
+def unpack_costs(data: bytes) -> Usage:
     """Decode and check costs; raise `PeerError` if they are invalid."""
     if len(data) > _MOST_COST_BYTES:
         raise PeerError(f"costs of {len(data)} bytes")
@@ -110,7 +110,7 @@ def unpack_costs(data: bytes) -> NodeCosts:
     readings = _readings(whole)
     if TIME.name not in readings:
         raise PeerError("costs without the time of a round")
-    return NodeCosts(readings, evaluation=_readings(evaluation))
+    return Usage(readings, evaluation=_readings(evaluation))
 
 
 def _readings(rows: _Rows) -> dict[str, Reading]:

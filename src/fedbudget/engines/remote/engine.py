@@ -45,7 +45,7 @@ from fedbudget.engines.engine import (
 )
 from fedbudget.engines.remote.members import Counters
 from fedbudget.engines.remote.messages import Farewell
-from fedbudget.engines.remote.round import CollectedRound, RoundCosts
+from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.evaluation.points import EvaluationPoints, share_of
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
@@ -57,7 +57,7 @@ from fedbudget.protocol.workload import NodeTimes
 from fedbudget.resources import TIME, round_usage
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import RoundUsage
+from fedbudget.resources.resource import Usage
 
 TRIED = 3
 """Rounds with each number of bits, before the choice."""
@@ -251,7 +251,7 @@ class RemoteEngine(Engine):
     meters: Meters
     least: int
     timeout: float | None
-    trial: RoundUsage
+    trial: Usage
     points: EvaluationPoints | None = None
     evaluation_seconds: float = 0.0
     compression: CompressionChoice | None = None
@@ -362,15 +362,18 @@ class RemoteEngine(Engine):
         """Charge a complete round, and pass its reports to the aggregator."""
         meters = self.meters
         measured = meters.time.source == "measured"
-        costs = RoundCosts.of(collected.answers, used, wire_bytes)
         times = collected.times(broadcast)
         simulated = meters.step_times(times.nodes)
         if simulated is not None:
             times = NodeTimes(times.nodes, simulated)
-        usage = self._usage(broadcast, costs, times)
+        tau = max(1, broadcast.tau)
+        usage, evaluation = collected.usage(tau, used, wire_bytes)
+        if meters.speeds is not None:
+            updates = broadcast.updates(times.nodes)
+            usage = replace(usage, slowness=meters.slowness(times.nodes, updates, tau))
         clock.add(usage, [answer.waited for answer in collected.answers])
-        if costs.evaluated and measured:
-            self._charge_evaluation(meters.expect(costs.evaluation_usage()))
+        if evaluation is not None and measured:
+            self._charge_evaluation(meters.expect(evaluation))
         charged = meters.read(usage)
         if self.compression is not None and not collected.missed:
             rest = usage.seconds - usage.updates * usage.step_seconds
@@ -384,16 +387,6 @@ class RemoteEngine(Engine):
             usual=not collected.missed,
             times=times if known else None,
         )
-
-    def _usage(
-        self, broadcast: Broadcast, costs: RoundCosts, times: NodeTimes
-    ) -> RoundUsage:
-        """Usage of a round, with the time of the slowest node if that is simulated."""
-        tau = max(1, broadcast.tau)
-        if self.meters.speeds is None:
-            return costs.usage(tau)
-        slowness = self.meters.slowness(times.nodes, broadcast.updates(times.nodes), tau)
-        return replace(costs.usage(tau), slowness=slowness)
 
     def _warn_shortened(self, numbers: Sequence[int]) -> None:
         """Warn once about each node whose updates are shortened often.
@@ -440,7 +433,7 @@ class _Clock:
         self,
         meters: Meters,
         timeout: float | None,
-        trial: RoundUsage,
+        trial: Usage,
         evaluation: float = 0.0,
     ) -> None:
         self._timeout = timeout
@@ -452,7 +445,7 @@ class _Clock:
         self._steps: deque[float] = deque(maxlen=9)
         self._rests: deque[float] = deque(maxlen=9)
 
-    def add(self, usage: RoundUsage, waited: Sequence[float] = ()) -> None:
+    def add(self, usage: Usage, waited: Sequence[float] = ()) -> None:
         """Add the time of a round.
 
         Args:

@@ -10,7 +10,7 @@ from fedbudget.engines.remote.task import MOST_NODES, Name, SamplesDescription, 
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, Report
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Welcome:
 class Ready:
     """A node's reply to `Welcome`: the costs of its trial round."""
 
-    costs: NodeCosts
+    costs: Usage
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Answer:
     """
 
     report: Report
-    costs: NodeCosts
+    costs: Usage
     tallies: tuple[Tally, ...] = ()
     tally_bytes: int = 0
     waited: float = 0.0
@@ -101,7 +101,7 @@ class MaskedReport:
     round: int
     attempt: int
     vector: UInt64
-    costs: NodeCosts
+    costs: Usage
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ Rules:
 - A member's status changes only when the round closes.
 - Evaluations are charged, but do not count as the cost of a round. The time of the slowest
   evaluation and the other resources of all evaluations come from the nodes' measurements.
-- Reported costs are bounded: time by the aggregator's clock (`NodeCosts.within`), other
+- Reported costs are bounded: time by the aggregator's clock (`Usage.within`), other
   resources by the other members' reports. So no single member decides what was spent.
 """
 
@@ -33,7 +33,7 @@ from fedbudget.protocol.sums import Reports, SummedReports, within
 from fedbudget.protocol.workload import NodeTimes
 from fedbudget.resources import TIME, most_within, round_usage
 from fedbudget.resources.counters import Snapshot
-from fedbudget.resources.resource import NodeCosts, Reading, RoundUsage
+from fedbudget.resources.resource import Reading, Usage
 
 FAILURES = 3
 """Failures of a member in one round until it is not asked again in it."""
@@ -260,79 +260,72 @@ class CollectedRound:
         best = [each[1] for each in tallies] if broadcast.tallies > 1 else ()
         return NodeEvaluation([each[0] for each in tallies], best)
 
+    def usage(
+        self, updates: int, own: Snapshot, wire_bytes: int
+    ) -> tuple[Usage, Usage | None]:
+        """Usage of the round without evaluations, and that of the evaluations, if any.
+
+        Args:
+          updates: local updates at every node.
+          own: counts of the aggregator's process, from one round to the next.
+          wire_bytes: bytes of all messages.
+        """
+        nodes = [
+            answer.costs
+            if answer.costs.nodes == len(answer.report.nodes)
+            else replace(answer.costs, nodes=len(answer.report.nodes))
+            for answer in self.answers
+        ]
+        evaluation: Usage | None = None
+        if any(usage.evaluation for usage in nodes):
+            most = most_within(own[TIME.name])  # their time is at most that of the round
+            tally_bytes = sum(answer.tally_bytes for answer in self.answers)
+            evaluation = evaluation_usage(
+                [usage.within(most, 1) for usage in nodes], tally_bytes
+            )
+            own = _without_evaluation(own, evaluation, nodes)
+            wire_bytes -= tally_bytes
+        return round_usage(
+            nodes, updates=updates, own=own, wire_bytes=wire_bytes
+        ), evaluation
+
     @property
     def line_seconds(self) -> dict[int, float]:
         """Transfer time of each member's messages, by the number of its first node."""
         return {int(answer.report.nodes[0]): answer.line_seconds for answer in self.answers}
 
 
-@dataclass(frozen=True)
-class RoundCosts:
-    """Measured costs of a round over a network.
-
-    Args:
-      nodes: costs of each member.
-      own: counts of the aggregator's process, from one round to the next.
-      wire_bytes: bytes of all messages.
-      tally_bytes: bytes of evaluation results among them.
-    """
-
-    nodes: Sequence[NodeCosts]
-    own: Snapshot
-    wire_bytes: int
-    tally_bytes: int = 0
-
-    @classmethod
-    def of(cls, answers: Sequence[Answer], own: Snapshot, wire_bytes: int) -> "RoundCosts":
-        costs = [
-            replace(answer.costs, nodes=len(answer.report.nodes)) for answer in answers
-        ]
-        return cls(costs, own, wire_bytes, sum(answer.tally_bytes for answer in answers))
-
-    @property
-    def evaluated(self) -> bool:
-        return any(costs.evaluation for costs in self.nodes)
-
-    def usage(self, updates: int) -> RoundUsage:
-        """Usage of the round without evaluations."""
-        own = dict(self.own.values)
-        if self.evaluated:
-            own[TIME.name] -= self.evaluation_usage().seconds
-        for costs in self.nodes:
-            if not costs.here:
-                continue
-            for name, reading in costs.evaluation.items():
-                if name in own and name != TIME.name:
-                    own[name] = max(0.0, own[name] - reading.whole)
-        wire_bytes = self.wire_bytes - self.tally_bytes
-        return round_usage(
-            self.nodes, updates=updates, own=Snapshot(own), wire_bytes=wire_bytes
-        )
-
-    def evaluation_usage(self) -> RoundUsage:
-        """Usage of the evaluations; their time is at most that of the round."""
-        most = most_within(self.own[TIME.name])
-        return evaluation_usage(
-            [costs.within(most, 1) for costs in self.nodes], self.tally_bytes
-        )
-
-
-def evaluation_usage(nodes: Sequence[NodeCosts], tally_bytes: int) -> RoundUsage:
+def evaluation_usage(nodes: Sequence[Usage], tally_bytes: int) -> Usage:
     """Usage of evaluations, expressed as a round without updates.
 
     Args:
-      nodes: costs of a round or of trials.
+      nodes: usage of a round or of trials.
       tally_bytes: bytes of all evaluation results.
     """
     evaluated = [
-        replace(costs, readings=costs.evaluation) for costs in nodes if costs.evaluation
+        replace(usage, readings=usage.evaluation, wire_bytes=0)
+        for usage in nodes
+        if usage.evaluation
     ]
     return round_usage(evaluated, wire_bytes=tally_bytes)
 
 
+def _without_evaluation(
+    own: Snapshot, evaluation: Usage, nodes: Sequence[Usage]
+) -> Snapshot:
+    """Counts of the aggregator's process without its wait for evaluations and its own."""
+    values = dict(own.values)
+    values[TIME.name] -= evaluation.seconds
+    for usage in nodes:
+        for name, reading in usage.evaluation.items() if usage.here else ():
+            if name in values and name != TIME.name:
+                values[name] = max(0.0, values[name] - reading.whole)
+    return Snapshot(values)
+
+
 def capped_costs(
-    nodes: Sequence[NodeCosts], *, time: bool = False
-) -> tuple[list[NodeCosts], list[tuple[str, ...]]]:
+    nodes: Sequence[Usage], *, time: bool = False
+) -> tuple[list[Usage], list[tuple[str, ...]]]:
     """Replace outliers by the median over members.
 
     Args:

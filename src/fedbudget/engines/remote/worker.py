@@ -29,7 +29,7 @@ from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.state import FleetState
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters, Snapshot
-from fedbudget.resources.resource import NodeCosts, Reader, Reading, Resource
+from fedbudget.resources.resource import Reader, Reading, Resource, Usage
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Worker:
         samples = self.node_data.samples()
         return Hello(instance, samples, self.run, self.rounds, describe_own(self._model))
 
-    def start(self, welcome: Welcome) -> NodeCosts:
+    def start(self, welcome: Welcome) -> Usage:
         """Accept the task and run a trial, which also compiles kernels.
 
         The trial consists of a round and, with test samples, an evaluation.
@@ -106,7 +106,7 @@ class Worker:
         with self._working():
             return self._start(welcome)
 
-    def _start(self, welcome: Welcome) -> NodeCosts:
+    def _start(self, welcome: Welcome) -> Usage:
         fleet = self.accept(welcome).fork()
         task = welcome.task
         dataset = self.node_data.dataset.name
@@ -244,7 +244,7 @@ class Worker:
             f"this node has no memory of round {number}, only of {list(self.rounds)}"
         )
 
-    def _round(self, fleet: Fleet, broadcast: Broadcast) -> tuple[Report, NodeCosts]:
+    def _round(self, fleet: Fleet, broadcast: Broadcast) -> tuple[Report, Usage]:
         now = self._counters.read
         began = self._began(now())
         fleet.receive(broadcast)
@@ -258,7 +258,7 @@ class Worker:
         self._last_report = now()
         whole = self._last_report - began
         readings = self._counters.readings(update_costs, whole, max(1, broadcast.tau))
-        return report, NodeCosts(readings, len(report.nodes))
+        return report, Usage(readings, len(report.nodes))
 
     def _update_slowly(self, fleet: Fleet) -> None:
         """Sleep in proportion to the thread's own time, not to that of other processes."""
