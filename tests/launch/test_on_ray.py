@@ -176,7 +176,7 @@ def test_repeatedly_lost_actor_ends_run() -> None:
     with pytest.raises(
         WorkError, match="the process of nodes 3 to 5 was lost 4 times in a row"
     ):
-        nodes.answer(broadcast)
+        nodes.answer(broadcast, None)
 
 
 class CrashingDefinition:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.grpc.masked_rounds import MaskingTerms
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.protocol.messages import Broadcast
@@ -45,7 +46,7 @@ def repeat_round(net: Network, broadcast: Broadcast, left: float = LONG) -> Coll
     """
     for member in net.server.members.values():
         member.base_round = broadcast.round - 1
-    net.server.begin(broadcast, least=1, timeout=LONG, left=left)
+    net.server.begin(broadcast, RoundTerms(1, LONG, left))
     return net.server.finish()
 
 

@@ -11,6 +11,7 @@ from fedbudget.budget.control import AdaptiveTau, BalancedTau, FixedTau
 from fedbudget.budget.spending import CarefulSpending
 from fedbudget.budget.step_size import AutoStep, FixedStep, SearchedStep
 from fedbudget.data.shards import Shards
+from fedbudget.engines.engine import Nodes, RoundTerms
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
@@ -138,3 +139,16 @@ def bits(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [bits(each) for each in value]
     return value
+
+
+def recorded_broadcasts(nodes: Nodes) -> list[Broadcast]:
+    """A list that receives each broadcast to these nodes."""
+    sent: list[Broadcast] = []
+    begin = nodes.begin
+
+    def begin_and_record(broadcast: Broadcast, terms: RoundTerms) -> None:
+        sent.append(broadcast)
+        begin(broadcast, terms)
+
+    nodes.begin = begin_and_record  # type: ignore[method-assign]
+    return sent

@@ -31,7 +31,6 @@ from fedbudget.evaluation.targets import NOISE, MetricTarget, has_stalled, well_
 from fedbudget.launch.prepared import PreparedRun, evaluation_points
 from fedbudget.models.base import Model, loss_over
 from fedbudget.protocol.aggregator import Round
-from fedbudget.protocol.messages import Broadcast
 from fedbudget.runs.record import RoundRecord
 
 
@@ -120,15 +119,15 @@ class Evaluator:
         """Return whether an evaluation is due after this share of the budget."""
         return self._points.due(share)
 
-    def evaluate_if_due(self, round_: Round, broadcast: Broadcast) -> HeldOutMetrics:
+    def evaluate_if_due(self, round_: Round, w: Float32) -> HeldOutMetrics:
         """Return the metrics of the w that a round started with; empty if none are due."""
         if self._prepared.nodes_test:
-            return self._from_nodes(round_.evaluation, broadcast)
+            return self._from_nodes(round_.evaluation, w)
         share = round_.ledger.share
-        if self._prepared.test is None or not (self.due(share) or broadcast.tau == 0):
+        if self._prepared.test is None or not (self.due(share) or round_.tau == 0):
             return HeldOutMetrics()
         self._points = self._points.after(share)
-        return self._first if round_.round == 1 else self._evaluate(broadcast.w)
+        return self._first if round_.round == 1 else self._evaluate(w)
 
     def stop_reason(
         self,
@@ -185,22 +184,19 @@ class Evaluator:
         units = prepared.dataset.standardization
         return HeldOutMetrics.of(prepared.model, w, prepared.test, units)
 
-    def _from_nodes(
-        self, evaluation: NodeEvaluation | None, broadcast: Broadcast
-    ) -> HeldOutMetrics:
+    def _from_nodes(self, evaluation: NodeEvaluation | None, w: Float32) -> HeldOutMetrics:
         """Return the metrics that arrived from nodes, and remember them for `final`."""
         if evaluation is None:
             return HeldOutMetrics()
         metrics = HeldOutMetrics.over_nodes(evaluation.nodes)
-        known = [(broadcast.w, metrics)]
+        known = [(w, metrics)]
         if self.best is not None:
             known += [
                 each for each in self._node_metrics if np.array_equal(each[0], self.best.w)
             ]
-        if evaluation.best and broadcast.catch_up is not None:
-            known.append(
-                (broadcast.catch_up.best, HeldOutMetrics.over_nodes(evaluation.best))
-            )
+        if evaluation.best_w is not None:
+            best = HeldOutMetrics.over_nodes(evaluation.best)
+            known.append((evaluation.best_w, best))
         self._node_metrics = known
         self._targets = tuple(_with_direction(each, metrics) for each in self._targets)
         return metrics

@@ -21,7 +21,7 @@ from fedbudget.protocol.messages import LocalError
 from fedbudget.runs import folder
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import CONFIG, Run
-from fedbudget.settings.settings import Settings
+from fedbudget.settings.settings import FEDERATED, Settings
 from fedbudget.settings.types import EngineName
 
 CHANGEABLE: frozenset[str] = frozenset(
@@ -55,12 +55,13 @@ def load_resumed(
     require_same_settings(path, run.settings, settings, changeable)
     if overrides.model is None and settings.model is not None:
         require_known_model(path, settings.model)
-    checkpoint = Checkpoint.load(path, build_method(settings, overrides))
+    method = build_method(settings, overrides) if settings.method in FEDERATED else None
+    checkpoint = Checkpoint.load(path, method)
     _require_not_spent(replace(budget, delta=settings.privacy_delta), checkpoint)
     finished = run.summary is not None and run.summary.get("status") == "finished"
     unchanged = settings == replace(run.settings, evaluations=settings.evaluations)
     extended = checkpoint.conditions.extended_by(budget.limits, settings.rounds)
-    if finished and not extended and (unchanged or checkpoint.state.phase == "done"):
+    if finished and not extended and (unchanged or checkpoint.done):
         raise UserError(
             f"{path}: the run has finished; to resume it, extend `budget`, such as "
             "time=+10min"

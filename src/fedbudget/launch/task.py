@@ -13,15 +13,16 @@ from fedbudget.budget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.budget.spending import CarefulSpending
 from fedbudget.data.agreement import describe_uneven_classes
 from fedbudget.data.shards import Table
+from fedbudget.engines.engine import RoundEngine
 from fedbudget.engines.remote.encodings import expected_bytes
-from fedbudget.engines.remote.engine import (
-    CompressionChoice,
-    Participation,
-    RemoteEngine,
-    RemoteNodes,
-)
 from fedbudget.engines.remote.members import OWN
-from fedbudget.engines.remote.round import capped_costs, evaluation_usage
+from fedbudget.engines.remote.policy import (
+    CompressionChoice,
+    Deadlines,
+    Participation,
+    RemotePolicy,
+)
+from fedbudget.engines.remote.round import RemoteNodes, capped_costs, evaluation_usage
 from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
 from fedbudget.errors import UserError, flag
 from fedbudget.launch.inputs import batch_of, build_model, with_batch_size, with_model
@@ -238,17 +239,14 @@ def prepare_remote(
     participation = None
     if settings.participation != 1:
         participation = Participation(partial(_attendance, settings))
-    engine = RemoteEngine(
-        aggregator,
-        nodes,
+    evaluation_seconds = evaluation_usage(trials, 0).seconds if nodes_test else 0.0
+    policy = RemotePolicy(
         meters,
-        least=settings.min_nodes or 1,
-        timeout=settings.round_timeout,
-        trial=trial,
-        points=evaluation_points(settings) if nodes_test else None,
-        evaluation_seconds=evaluation_usage(trials, 0).seconds if nodes_test else 0.0,
-        compression=choice,
-        participation=participation,
+        settings.min_nodes or 1,
+        Deadlines(meters, settings.round_timeout, trial, evaluation_seconds),
+        evaluation_points(settings) if nodes_test else None,
+        choice,
+        participation,
     )
     return PreparedRun(
         settings=settings,
@@ -257,7 +255,7 @@ def prepare_remote(
         test=test,
         meters=meters,
         aggregator=aggregator,
-        engine=engine,
+        engine=RoundEngine(aggregator, nodes, meters, policy),
         repeatable=False,
         resumed=resumed,
         trial_seconds=trial.seconds,

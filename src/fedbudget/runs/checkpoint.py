@@ -39,6 +39,7 @@ from safetensors import SafetensorError, safe_open
 from fedbudget import durable_files
 from fedbudget.codec import Arrays, flatten, restore
 from fedbudget.durable_files import SpareSpace, with_retries
+from fedbudget.engines.baselines import BaselineState
 from fedbudget.errors import UserError
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Phase
@@ -50,7 +51,7 @@ SHARE = 0.04
 """Largest fraction of a run's time for checkpoints that have an interval."""
 
 T = TypeVar("T")
-_State = AggregatorState[Any, Any]
+_State = AggregatorState[Any, Any] | BaselineState
 _Parts = list[bytes | memoryview]
 
 _KIND = "fedbudget-checkpoint"
@@ -99,7 +100,7 @@ class Checkpoint:
     """A run between two rounds.
 
     Args:
-      state: state of the aggregator.
+      state: `AggregatorState` of the run's method, or `BaselineState`.
       records: last records, as lines that rounds.jsonl may not have yet; empty before the
         end of the first round.
       engine: state of the engine (nodes, meters, counters), in the form of codec.py; plain
@@ -108,19 +109,24 @@ class Checkpoint:
       conditions: conditions of the run so far.
     """
 
-    state: _State
+    state: Any
     records: tuple[str, ...] = ()
     engine: Any = field(default_factory=dict)
     arrays: Arrays = field(default_factory=dict)
     conditions: Conditions = Conditions()
+
+    @property
+    def done(self) -> bool:
+        """Whether the aggregator has ended the run."""
+        return isinstance(self.state, AggregatorState) and self.state.phase is Phase.DONE
 
     def save(self, folder: Path) -> None:
         """Replace the checkpoint of a run; on an OSError the old one stays."""
         durable_files.replace(folder / CHECKPOINT, self.parts())
 
     @classmethod
-    def load(cls, folder: Path, method: Method) -> "Checkpoint":
-        """Read the checkpoint of a run with this method."""
+    def load(cls, folder: Path, method: Method | None) -> "Checkpoint":
+        """Read the checkpoint of a run with this method; None for a baseline."""
         path = folder / CHECKPOINT
         if not path.is_file():
             raise UserError(f"{folder} has no {CHECKPOINT}: the run cannot be resumed")
@@ -128,9 +134,7 @@ class Checkpoint:
             tensors, plain = _read(path)
             of_engine = [name for name in tensors if name.startswith(f"{_ENGINE}.")]
             arrays = {name: tensors.pop(name) for name in of_engine}
-            state = restore(method.state_type(tensors["w"]), plain["state"], tensors)
-            if state.best.shape == state.w.shape:
-                state = state.recovered(restarted(method.update, state.update, state.best))
+            state = _read_state(method, plain["state"], tensors)
             state.require_possible()
             rest = [plain["records"], plain[_ENGINE], plain["conditions"]]
             records, engine, conditions = restore(
@@ -379,6 +383,16 @@ def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
     return tensors, plain
 
 
+def _read_state(method: Method | None, plain: Any, tensors: Arrays) -> _State:
+    if method is None:
+        return restore(BaselineState, plain, tensors)
+    kind = method.state_type(tensors["w"])
+    state: AggregatorState[Any, Any] = restore(kind, plain, tensors)
+    if state.best.shape != state.w.shape:
+        return state
+    return state.recovered(restarted(method.update, state.update, state.best))
+
+
 def _checksum(tensors: Arrays, text: str) -> str:
     """Return a checksum of the file; it detects damage, not forgery."""
     checksum = zlib.crc32(text.encode())
@@ -393,7 +407,7 @@ def _check_records(state: _State, records: tuple[str, ...]) -> None:
     """Check that the records are those of the rounds before the announced one."""
     numbers = [RoundRecord.from_json(line).round for line in records]
     last = state.round - 1
-    if state.phase is Phase.DONE and numbers:
+    if isinstance(state, AggregatorState) and state.phase is Phase.DONE and numbers:
         last = max(numbers)
     consecutive = list(range(last - len(numbers) + 1, last + 1))
     if numbers != consecutive or last not in (state.round - 1, state.round):

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.grpc import service as service_module
 from fedbudget.engines.grpc import stream
 from fedbudget.engines.grpc.messages import pack_ready
@@ -299,7 +300,7 @@ def test_peer_leaving_during_large_broadcast(
         peer.send(*pack_ready(COSTS))
         other.ready(1)
         large = replace(broadcast, w=np.zeros(20_000_000, np.float32), catch_up=None)
-        other.server.begin(large, least=1, timeout=LONG, left=LONG)
+        other.server.begin(large, RoundTerms(1, LONG, LONG))
         peer.receive()
         peer.leave()
         wait_until(lambda: not other.server.descriptions())

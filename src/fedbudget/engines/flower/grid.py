@@ -13,7 +13,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -21,10 +21,16 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.flower import records
 from fedbudget.engines.remote.members import Counters, Members
-from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
-from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
+from fedbudget.engines.remote.messages import RoundRequest, Welcome
+from fedbudget.engines.remote.round import (
+    CollectedRound,
+    NextStep,
+    PendingRound,
+    RemoteNodes,
+)
 from fedbudget.engines.remote.task import SamplesDescription, Task, require_model
 from fedbudget.errors import UserError, WorkError
 from fedbudget.models.description import ModelDescription
@@ -88,7 +94,7 @@ class RefusedByNode(PeerError):
         self.lost = lost
 
 
-class GridNodes:
+class GridNodes(RemoteNodes):
     """Nodes behind a grid, by Flower's numbers.
 
     Args:
@@ -112,7 +118,6 @@ class GridNodes:
 
     @property
     def error(self) -> str:
-        """Why no further round is possible; empty if one is."""
         return self._failure or self.mailbox.error
 
     # Before the first round.
@@ -182,27 +187,18 @@ class GridNodes:
         self._admit_newcomers(None)
         return self.members.take_lost(coming, self.mailbox.online)
 
-    def begin(
-        self,
-        broadcast: Broadcast,
-        *,
-        least: int,
-        timeout: float,
-        left: float,
-        needs_reports: bool = True,
-        resting: Collection[int] = (),
-    ) -> None:
+    def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
         now = time.monotonic()
         if self.compressor.kind != "none":
             broadcast = replace(broadcast, compress=self.compressor.kind)
         self.mailbox.keeps_errors = True  # from now on an error of Flower ends the run
         self._pending = PendingRound(
             broadcast,
-            least,
-            deadline=now + timeout,
-            end=now + left - POLL,
-            needs_reports=needs_reports,
-            resting=self.members.having(resting),
+            terms.least,
+            deadline=now + terms.timeout,
+            end=now + terms.left - POLL,
+            needs_reports=terms.needs_reports,
+            resting=self.members.having(terms.resting),
         )
         self._ask(self._pending)
 
@@ -221,11 +217,9 @@ class GridNodes:
         return pending.close(self.members, {})
 
     def wake(self) -> None:
-        """Stop waiting."""
         self._stopped = True
 
     def node_statuses(self) -> list[NodeStatus]:
-        """Status of all nodes; from any thread."""
         now = time.time()
         online = self.mailbox.online
         awaited = self.mailbox.awaited()
@@ -237,9 +231,6 @@ class GridNodes:
             member.status(f"node-{member.numbers[0]}", states.get(node, "away"), now)
             for node, member in members
         ]
-
-    def close(self, farewell: Farewell) -> None:
-        """Do nothing: Flower sends nodes no further messages of this run."""
 
     def state(self) -> None:
         """Return None: a run over Flower cannot be resumed."""

@@ -11,11 +11,12 @@ return to the event loop.
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
+from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.messages import pack_broadcast
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
@@ -73,39 +74,22 @@ class Rounds:
             if peer.trial is not None or not ready
         )
 
-    def begin(
-        self,
-        broadcast: Broadcast,
-        *,
-        least: int,
-        timeout: float,
-        left: float,
-        needs_reports: bool,
-        resting: Collection[int],
-    ) -> None:
-        """Begin a round: ask all idle nodes.
-
-        Args:
-          least: number of nodes that must report.
-          timeout: seconds after which missing reports are left out, given enough others.
-          left: seconds after which the round ends in any case.
-          needs_reports: keep single reports instead of adding them up on arrival.
-          resting: numbers of nodes that are asked only if the others are too few.
-        """
+    def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
+        """Begin a round: ask all idle nodes."""
         now = self._thread.loop.time()
         if self._compressor.kind != "none":
             broadcast = replace(broadcast, compress=self._compressor.kind)
         pending = PendingRound(
             broadcast,
-            least,
-            now + timeout,
-            now + left,
-            needs_reports=needs_reports or self.masked,
-            resting=self.members.having(resting),
+            terms.least,
+            now + terms.timeout,
+            now + terms.left,
+            needs_reports=terms.needs_reports or self.masked,
+            resting=self.members.having(terms.resting),
         )
         pending.stopped = self._stopped  # keeps an interruption between two rounds
         self.pending = pending
-        self._prepare(timeout)
+        self._prepare(terms.timeout)
         try:
             self._ask_idle(pending)
         except Exception as error:

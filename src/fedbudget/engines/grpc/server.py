@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.grpc.admission import AdmissionControl
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.messages import pack_farewell
@@ -30,7 +31,7 @@ from fedbudget.engines.grpc.tokens import TokenFile, Tokens
 from fedbudget.engines.remote import encodings
 from fedbudget.engines.remote.members import OWN, Member, Members, name_order
 from fedbudget.engines.remote.messages import Farewell, Welcome
-from fedbudget.engines.remote.round import CollectedRound
+from fedbudget.engines.remote.round import CollectedRound, RemoteNodes
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
@@ -61,7 +62,7 @@ _OPTIONS = [
 ]
 
 
-class AggregatorServer:
+class AggregatorServer(RemoteNodes):
     """Serves nodes in its own thread.
 
     Args:
@@ -101,7 +102,6 @@ class AggregatorServer:
     ) -> None:
         self.run = run
         self.port = 0
-        self.error = ""
         self._encoded_task = ""
         self._address = address
         self._credentials = credentials
@@ -241,7 +241,6 @@ class AggregatorServer:
         return [trial for trial in (own, *trials) if trial is not None]
 
     def lost(self, coming: int) -> list[int]:
-        """Numbers of nodes whose drift state is lost before round `coming`, each once."""
         # Checked in this thread first: most rounds have none, and a call to the server's
         # thread takes time.
         if not self.members.any_lost(coming, self._peers):
@@ -249,7 +248,6 @@ class AggregatorServer:
         return self._thread.read(lambda: self.members.take_lost(coming, self._peers))
 
     def node_statuses(self) -> list[NodeStatus]:
-        """Status of all members, by node number; from any thread, also after the end."""
         now = time.time()
         return [
             member.status(name, self._state(name), now)
@@ -257,32 +255,20 @@ class AggregatorServer:
         ]
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         members = {name: member.saved() for name, member in self.members.snapshot().items()}
-        return {"run": self.run, "task": self._encoded_task, "members": members}
+        return {
+            "engine": "network",
+            "counters": self.traffic(),
+            "run": self.run,
+            "task": self._encoded_task,
+            "members": members,
+        }
 
-    def begin(
-        self,
-        broadcast: Broadcast,
-        *,
-        least: int,
-        timeout: float,
-        left: float,
-        needs_reports: bool = True,
-        resting: Collection[int] = (),
-    ) -> None:
-        """Send a broadcast to all idle nodes; see `RemoteNodes.begin`."""
+    def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
 
         def begin() -> None:
             self._peers.audit.under_way = True
-            self._rounds.begin(
-                broadcast,
-                least=least,
-                timeout=timeout,
-                left=left,
-                needs_reports=needs_reports,
-                resting=resting,
-            )
+            self._rounds.begin(broadcast, terms)
             # Runs after the first part of each broadcast was written.
             self._thread.loop.call_soon(self._began.set)
 
@@ -292,7 +278,6 @@ class AggregatorServer:
         self._began.wait()
 
     def finish(self) -> CollectedRound:
-        """Wait until the round is over."""
         finished: concurrent.futures.Future[CollectedRound] = concurrent.futures.Future()
         self._rounds.finish(finished)
         return finished.result()
@@ -309,6 +294,9 @@ class AggregatorServer:
     def check_waiting(self) -> None:
         """Check the conditions of waiting threads again; from any thread."""
         self._thread.post(self._changed)
+
+    def dismiss(self, reason: str) -> None:
+        self.close(Farewell(reason))
 
     def close(self, farewell: Farewell) -> None:
         """Send a farewell to all nodes, and stop."""

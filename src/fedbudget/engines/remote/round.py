@@ -14,16 +14,18 @@ Rules:
   resources by the other members' reports. So no single member decides what was spent.
 """
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 
-from fedbudget.arrays import Float64
+from fedbudget.arrays import Float64, Int64
+from fedbudget.engines.engine import Nodes
 from fedbudget.engines.remote.encodings import plausible_tallies
-from fedbudget.engines.remote.members import Key, Members
+from fedbudget.engines.remote.members import Counters, Key, Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.evaluation.points import NodeEvaluation
@@ -39,6 +41,24 @@ FAILURES = 3
 """Failures of a member in one round until it is not asked again in it."""
 
 _OUTLIER = 100.0  # times the median: machines differ
+
+
+class RemoteNodes(Nodes):
+    """Nodes on other machines; a subclass is their transport."""
+
+    remote: ClassVar[bool] = True
+    counters: Counters
+
+    @property
+    def wire_bytes(self) -> int:
+        return self.counters.wire_bytes
+
+    def traffic(self) -> dict[str, int]:
+        return vars(self.counters).copy()
+
+    @abstractmethod
+    def finish(self) -> "CollectedRound":
+        """Wait until the round is over."""
 
 
 class NextStep(Enum):
@@ -240,15 +260,22 @@ class CollectedRound:
         """The reports for the aggregator; at least one is required."""
         return self.summed or Report.merge([answer.report for answer in self.answers])
 
+    @property
+    def numbers(self) -> Int64:
+        return np.concatenate([answer.report.nodes for answer in self.answers])
+
+    @property
+    def waited(self) -> list[float]:
+        return [answer.waited for answer in self.answers]
+
     def times(self, broadcast: Broadcast) -> NodeTimes:
         """Seconds of a local update at each node, as measured there."""
-        nodes = np.concatenate([answer.report.nodes for answer in self.answers])
         if broadcast.work is None:
             counts = [len(answer.report.nodes) for answer in self.answers]
             seconds = [answer.costs.step_seconds for answer in self.answers]
-            return NodeTimes(nodes, np.repeat(seconds, counts))
+            return NodeTimes(self.numbers, np.repeat(seconds, counts))
         each = [_update_seconds(answer, broadcast) for answer in self.answers]
-        return NodeTimes(nodes, np.concatenate(each))
+        return NodeTimes(self.numbers, np.concatenate(each))
 
     def evaluation(self, broadcast: Broadcast) -> NodeEvaluation | None:
         """Metrics on the nodes' test samples, if requested and available."""
@@ -257,19 +284,16 @@ class CollectedRound:
             tallies = [self.tallies]
         if not tallies:
             return None
-        best = [each[1] for each in tallies] if broadcast.tallies > 1 else ()
-        return NodeEvaluation([each[0] for each in tallies], best)
+        nodes = [each[0] for each in tallies]
+        if broadcast.tallies < 2 or broadcast.catch_up is None:
+            return NodeEvaluation(nodes)
+        best = [each[1] for each in tallies]
+        return NodeEvaluation(nodes, best, broadcast.catch_up.best)
 
     def usage(
         self, updates: int, own: Snapshot, wire_bytes: int
     ) -> tuple[Usage, Usage | None]:
-        """Usage of the round without evaluations, and that of the evaluations, if any.
-
-        Args:
-          updates: local updates at every node.
-          own: counts of the aggregator's process, from one round to the next.
-          wire_bytes: bytes of all messages.
-        """
+        """Usage of the round without evaluations, and that of the evaluations, if any."""
         nodes = [
             answer.costs
             if answer.costs.nodes == len(answer.report.nodes)
