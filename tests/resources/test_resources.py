@@ -23,7 +23,7 @@ from fedbudget.launch.inputs import from_dataset
 from fedbudget.launch.serve import serving
 from fedbudget.launch.simulate import simulate
 from fedbudget.resources import RESOURCES, register, round_usage
-from fedbudget.resources.counters import FunctionReader, Snapshot
+from fedbudget.resources.counters import FunctionReader
 from fedbudget.resources.resource import (
     CounterMeter,
     Meter,
@@ -174,7 +174,7 @@ class TestRoundUsage:
     )
 
     def test_resources_combine_in_different_ways(self) -> None:
-        used = round_usage(self.TWO, updates=4, own=Snapshot({"time": 9.0, "cpu": 0.5}))
+        used = round_usage(self.TWO, updates=4, own={"time": 9.0, "cpu": 0.5})
         assert (used.updates, used.nodes, used.wire_bytes) == (4, 5, 30)
         assert used.readings["time"] == Reading(0.3, 9.0, nodes=5)
         assert used.readings["cpu"].step == pytest.approx(0.6)
@@ -206,6 +206,6 @@ class TestRoundUsage:
         assert round_usage([unknown]).readings.keys() == {"time"}
 
     def test_round_without_nodes_costs_time(self) -> None:
-        assert round_usage([], own=Snapshot({"time": 2.5})).readings == {
+        assert round_usage([], own={"time": 2.5}).readings == {
             "time": Reading(0.0, 2.5, nodes=0)
         }

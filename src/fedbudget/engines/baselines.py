@@ -68,10 +68,10 @@ from fedbudget.engines.engine import Condition, Engine, Observer, Pay, Save, no_
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Outcome, Round
-from fedbudget.resources.counters import ResourceCounters, Snapshot
+from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.kinds import CENTRALIZED_SGD, DGD, Gaussian, Profile
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import Cost, Reading, TimeMeter, Usage
+from fedbudget.resources.resource import Cost, TimeMeter, Usage
 from fedbudget.resources.speeds import require_speeds
 
 FAST = 4.0
@@ -130,6 +130,7 @@ class BaselineEngine(Engine):
 
     def __post_init__(self) -> None:
         self._number = 0
+        self._counters = self.meters.counters()
 
     @abstractmethod
     def _round(self) -> tuple[float, int]:
@@ -154,7 +155,7 @@ class BaselineEngine(Engine):
         save: Save = lambda: None,
         pay: Pay = no_payment,
     ) -> Outcome:
-        now = self.meters.counters().read
+        now = self._counters.read
         self._mark = now()  # of the last round's end, without the time of observers
         while (stopped_by := self._stopped_by(interrupted)) is None:
             start = self.w
@@ -232,15 +233,15 @@ class CentralizedEngine(BaselineEngine):
         super().__post_init__()
         self._shards = Shards.whole(self.table)
         self._sampler = Sampler(self._shards.size, self.batch, self.seed)
-        self._now = self.meters.counters().read
 
     def _round(self) -> tuple[float, int]:
         batches = self._sampler.round(1, fresh=True)
         descent = self.model.descend(self.w[None], self._shards, batches, self.eta)
         self.w = descent.w[0]
-        elapsed = self._now() - self._mark
+        elapsed = self._counters.read() - self._mark
         self._mark += elapsed
-        costs = _step_only(self.meters.read(_usage(elapsed)))
+        usage = Usage(self._counters.readings(elapsed, elapsed, 1))
+        costs = _step_only(self.meters.read(usage))
         self.ledger = self.ledger.charge(1, costs)
         return float(descent.losses[0]), 1
 
@@ -285,7 +286,8 @@ def trial(
     def step() -> Usage:
         before = counters.read()
         model.descend(w[None], shards, sampler.round(1, fresh=True), 0.0)
-        return _usage(counters.read() - before)
+        elapsed = counters.read() - before
+        return Usage(counters.readings(elapsed, elapsed, 1))
 
     step()
     return min(step(), step(), key=lambda usage: usage.seconds)
@@ -312,12 +314,6 @@ def open_centralized_ledger(meters: Meters, trial: Usage) -> Ledger:
             "this budget would never be spent; add a time limit, for example time=15s"
         )
     return Ledger.open(budget, expected)
-
-
-def _usage(elapsed: Snapshot) -> Usage:
-    """Usage of a step: one local update at one node, and nothing sent."""
-    readings = {name: Reading(value, value) for name, value in elapsed.values.items()}
-    return Usage(readings)
 
 
 def _step_only(costs: Costs) -> Costs:

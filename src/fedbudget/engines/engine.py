@@ -39,8 +39,7 @@ from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.sums import Reports
 from fedbudget.protocol.workload import NodeTimes
-from fedbudget.resources import TIME, round_usage
-from fedbudget.resources.counters import Snapshot
+from fedbudget.resources import round_usage
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Usage
 
@@ -151,9 +150,7 @@ class RoundEngine(Engine):
         save: Save = lambda: None,
         pay: Pay = no_payment,
     ) -> Outcome:
-        outcome = self._run_rounds(
-            observe, lambda: interrupted() or bool(self.nodes.error), save, pay
-        )
+        outcome = self._run_rounds(observe, interrupted, save, pay)
         reason = "the aggregator was interrupted" if interrupted() else "the run is over"
         self.nodes.dismiss(reason)
         return outcome
@@ -163,7 +160,8 @@ class RoundEngine(Engine):
     ) -> Outcome:
         aggregator = self.aggregator
         nodes = self.nodes
-        read = self.meters.counters().read
+        counters = self.meters.counters()
+        read = counters.read
         message = aggregator.pending or aggregator.outcome or aggregator.start()
         settle(aggregator, pay)
         last: tuple[Round, Float32] | None = None
@@ -173,8 +171,7 @@ class RoundEngine(Engine):
             lost = nodes.lost(message.round)
             if lost:
                 message = aggregator.forget(lost)
-            broadcast = self.policy.announce(aggregator, message)
-            terms = self.policy.terms(aggregator, broadcast, began[TIME.name])
+            broadcast, terms = self.policy.announce(aggregator, message)
             nodes.begin(broadcast, terms)
             if last is not None:
                 paused = read()
@@ -187,9 +184,9 @@ class RoundEngine(Engine):
             collected = nodes.finish()
 
             now = read()
-            used = now - began
+            used = counters.label(now - began)
             wire_bytes = nodes.wire_bytes - bytes_before
-            if nodes.remote and interrupted():
+            if nodes.remote and (interrupted() or nodes.error):
                 aggregator.charge(unfinished_costs(self.meters, used, wire_bytes))
                 save()
                 return aggregator.interrupt()
@@ -200,8 +197,10 @@ class RoundEngine(Engine):
             bytes_before += wire_bytes
             message = self._receive(broadcast, collected, used, wire_bytes)
             settle(aggregator, pay)
-            last = completed_record(aggregator, collected, broadcast), broadcast.w
-            self._warn_shortened(last[0].shortened)
+            record = completed_record(aggregator, collected, broadcast)
+            if record.shortened:
+                self._warn_shortened(record.shortened)
+            last = record, broadcast.w
         if last is not None:
             observe(*last)
         if not nodes.remote:  # each round of the others was saved when it was observed
@@ -209,7 +208,11 @@ class RoundEngine(Engine):
         return message
 
     def _receive(
-        self, broadcast: Broadcast, collected: "Collected", used: Snapshot, wire_bytes: int
+        self,
+        broadcast: Broadcast,
+        collected: "Collected",
+        used: Mapping[str, float],
+        wire_bytes: int,
     ) -> Broadcast | Outcome:
         """Charge a complete round, and pass its reports to the aggregator."""
         meters = self.meters
@@ -237,8 +240,6 @@ class RoundEngine(Engine):
 
         Any node's update may be shortened now and then when little is left to learn.
         """
-        if not numbers:
-            return
         self._shortened.update(numbers)
         new = {number for number in numbers if self._shortened[number] == _OFTEN}
         for node in self.nodes.node_statuses() if new else ():
@@ -264,7 +265,7 @@ class RoundEngine(Engine):
         return self.aggregator.state, {"meters": self.meters.state(), **nodes}
 
 
-def unfinished_costs(meters: Meters, used: Snapshot, wire_bytes: int) -> Costs:
+def unfinished_costs(meters: Meters, used: Mapping[str, float], wire_bytes: int) -> Costs:
     """Costs of a round that did not complete; zero if costs are simulated."""
     zero = np.zeros(len(meters.budget.limits))
     if meters.time.source == "simulated":
@@ -390,7 +391,7 @@ class Collected(Protocol):
         """Transfer time of each member's messages, by the number of its first node."""
 
     def usage(
-        self, updates: int, own: Snapshot, wire_bytes: int
+        self, updates: int, own: Mapping[str, float], wire_bytes: int
     ) -> tuple[Usage, Usage | None]:
         """Usage of the round without evaluations, and that of the evaluations, if any.
 
@@ -410,19 +411,11 @@ class Collected(Protocol):
 class RoundPolicy:
     """Choices for each round; simulated nodes need none."""
 
-    def announce(self, aggregator: Aggregator, broadcast: Broadcast) -> Broadcast:
-        """Return the broadcast to send."""
-        return broadcast
-
-    def terms(
-        self, aggregator: Aggregator, broadcast: Broadcast, began: float
-    ) -> RoundTerms:
-        """Return the terms of a round.
-
-        Args:
-          began: time of the last aggregation.
-        """
-        return _DEFAULT_TERMS
+    def announce(
+        self, aggregator: Aggregator, broadcast: Broadcast
+    ) -> tuple[Broadcast, RoundTerms]:
+        """Return the broadcast to send, and the terms of its round."""
+        return broadcast, _DEFAULT_TERMS
 
     def learn(
         self,

@@ -34,7 +34,7 @@ from fedbudget.protocol.state import FleetState
 from fedbudget.protocol.sums import Reports, ReportsHere, Sums, Vectors, branches
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import round_usage
-from fedbudget.resources.counters import ResourceCounters, Snapshot
+from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.resource import Usage
 
 _ATTACK_SCALE = np.float32(10.0)
@@ -90,7 +90,7 @@ class SimulatedRound:
     line_seconds: Mapping[int, float] = field(default_factory=dict)
 
     def usage(
-        self, updates: int, own: Snapshot, wire_bytes: int
+        self, updates: int, own: Mapping[str, float], wire_bytes: int
     ) -> tuple[Usage, Usage | None]:
         return round_usage(self.usages, updates=updates, own=own), None
 
@@ -298,7 +298,8 @@ class NodeGroup:
         self._reports = ReportsHere(report, self._begins)
         sums = replace(self._reports.sums, all_data=self._all_data())
 
-        whole = self._counters.read() - began  # includes the time of the sums
+        # Includes the time of the sums.
+        whole = self._counters.label(self._counters.read() - began)
         readings = {
             name: replace(reading, whole=whole[name])
             for name, reading in usage.readings.items()

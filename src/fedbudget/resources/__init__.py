@@ -5,9 +5,8 @@ and at every node that reads a counter for it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.energy import Energy
 from fedbudget.resources.kinds import Bytes, Cpu, Money, Time
 from fedbudget.resources.privacy import Privacy
@@ -47,7 +46,7 @@ def round_usage(
     nodes: Sequence[Usage],
     *,
     updates: int = 1,
-    own: Snapshot | None = None,
+    own: Mapping[str, float] | None = None,
     wire_bytes: int = 0,
 ) -> Usage:
     """Return the usage of a round over all nodes, combined by each resource's rule.
@@ -61,7 +60,7 @@ def round_usage(
     """
     present = [usage for usage in nodes if usage.nodes]
     count = sum(usage.nodes for usage in present)
-    counted = {} if own is None else own.values
+    counted = {} if own is None else own
     names = {TIME.name, *counted}.union(*(usage.readings for usage in present))
     readings = {}
     for name, resource in RESOURCES.items():

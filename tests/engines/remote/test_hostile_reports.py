@@ -18,7 +18,6 @@ from fedbudget.engines.remote.round import PendingRound
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError
 from fedbudget.resources import most_within
-from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Metering, Reading, Usage
 from support.fleets import single_node_fleets, sorted_parts
@@ -90,7 +89,7 @@ def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
         collected = pending.close(members, {})
         assert counted == 2
         assert {0, 1} <= {int(answer.report.nodes[0]) for answer in collected.answers}
-        own = Snapshot({"time": 0.6, "cpu": 0.1})
+        own = {"time": 0.6, "cpu": 0.1}
         usage = collected.usage(max(1, message.tau), own, 1000)[0]
         message = aggregator.receive(collected.reports, meters.read(usage))
         now: Any = aggregator.ledger.spent

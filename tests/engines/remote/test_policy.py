@@ -35,7 +35,6 @@ from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.kinds import SGD, SimulatedTime
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Metering, Reading, Usage
@@ -169,7 +168,7 @@ def answer(node: int, step_seconds: float = 0.1) -> Answer:
     )
 
 
-AGGREGATOR_COSTS = Snapshot({"time": 9.0, "cpu": 0.7})
+AGGREGATOR_COSTS = {"time": 9.0, "cpu": 0.7}
 
 
 def test_time_is_maximum_cpu_is_sum() -> None:
@@ -186,9 +185,9 @@ def test_time_is_maximum_cpu_is_sum() -> None:
 
 def test_failed_round_charges_measured_costs() -> None:
     """Time and bytes are charged. Simulated costs are not."""
-    result = unfinished_costs(measured(time=100, bytes=1e6), Snapshot({"time": 2.5}), 300)
+    result = unfinished_costs(measured(time=100, bytes=1e6), {"time": 2.5}, 300)
     assert (result.step.tolist(), result.aggregation.tolist()) == ([0, 0], [2.5, 300])
-    result = unfinished_costs(simulated_costs(), Snapshot({"time": 2.5}), 300)
+    result = unfinished_costs(simulated_costs(), {"time": 2.5}, 300)
     assert (result.step.tolist(), result.aggregation.tolist()) == ([0], [0])
 
 

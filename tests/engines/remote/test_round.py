@@ -17,7 +17,6 @@ from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.messages import Report
 from fedbudget.protocol.state import updated
 from fedbudget.protocol.sums import SummedReports
-from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.resource import Reading, Usage
 from support.hand_made import ONE, make, report
 from support.methods import bits
@@ -291,7 +290,7 @@ def test_no_node_counts_twice(actions: list[tuple[str, str]]) -> None:
     )
 
 
-AGGREGATOR_COSTS = Snapshot({"time": 9.0, "cpu": 0.7})
+AGGREGATOR_COSTS = {"time": 9.0, "cpu": 0.7}
 EVALUATING_NODES = [
     replace(
         node_costs(0.1, 1.0, cpu=(0.2, 2.0)),
@@ -343,7 +342,7 @@ def test_rounds_without_evaluation() -> None:
 
 def test_evaluation_is_capped_by_round() -> None:
     training, evaluation = collected_from([EVALUATING_NODES[0]]).usage(
-        1, Snapshot({"time": 2.0, "cpu": 0.1}), 100
+        1, {"time": 2.0, "cpu": 0.1}, 100
     )
     assert evaluation is not None
     assert (training.seconds, evaluation.seconds) == (0.0, 2.0)

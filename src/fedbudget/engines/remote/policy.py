@@ -171,11 +171,31 @@ class RemotePolicy(RoundPolicy):
     compression: CompressionChoice | None = None
     participation: Participation | None = None
 
-    def announce(self, aggregator: Aggregator, broadcast: Broadcast) -> Broadcast:
+    def __post_init__(self) -> None:
+        self._began: float | None = None  # the last round was complete
+
+    def announce(
+        self, aggregator: Aggregator, broadcast: Broadcast
+    ) -> tuple[Broadcast, RoundTerms]:
+        if self.points is not None:
+            broadcast = self._with_evaluation(aggregator, broadcast, self.points)
+        resting: Collection[int] = ()
+        if self.participation is not None:
+            resting = self.participation.resting(broadcast.round)
+        elapsed = 0.0 if self._began is None else time.perf_counter() - self._began
+        terms = RoundTerms(
+            self.least,
+            self.deadlines.timeout(broadcast),
+            self.deadlines.left(aggregator, broadcast, elapsed),
+            aggregator.method.needs_reports or broadcast.w.size < LARGE,
+            resting,
+        )
+        return broadcast, terms
+
+    def _with_evaluation(
+        self, aggregator: Aggregator, broadcast: Broadcast, points: EvaluationPoints
+    ) -> Broadcast:
         """Request an evaluation of w if one is due and the budget covers it."""
-        points = self.points
-        if points is None:
-            return broadcast
         ledger = aggregator.ledger
         spending = aggregator.method.spending
         expected = ledger.budget.amounts(**spending.evaluation)
@@ -186,21 +206,6 @@ class RemotePolicy(RoundPolicy):
             self.points = points.after(ledger.share, share_of(expected, ledger))
         return replace(broadcast, evaluate=True)
 
-    def terms(
-        self, aggregator: Aggregator, broadcast: Broadcast, began: float
-    ) -> RoundTerms:
-        resting: Collection[int] = ()
-        if self.participation is not None:
-            resting = self.participation.resting(broadcast.round)
-        elapsed = time.perf_counter() - began
-        return RoundTerms(
-            self.least,
-            self.deadlines.timeout(broadcast),
-            self.deadlines.left(aggregator, broadcast, elapsed),
-            aggregator.method.needs_reports or broadcast.w.size < LARGE,
-            resting,
-        )
-
     def learn(
         self,
         aggregator: Aggregator,
@@ -208,6 +213,7 @@ class RemotePolicy(RoundPolicy):
         usage: Usage,
         evaluation: Usage | None,
     ) -> None:
+        self._began = time.perf_counter()
         self.deadlines.add(usage, collected.waited)
         if evaluation is not None and self.meters.time.source == "measured":
             # Charged in addition to the round; its costs delay the next evaluation.

@@ -34,7 +34,6 @@ from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Reports, SummedReports, within
 from fedbudget.protocol.workload import NodeTimes
 from fedbudget.resources import TIME, most_within, round_usage
-from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.resource import Reading, Usage
 
 FAILURES = 3
@@ -291,7 +290,7 @@ class CollectedRound:
         return NodeEvaluation(nodes, best, broadcast.catch_up.best)
 
     def usage(
-        self, updates: int, own: Snapshot, wire_bytes: int
+        self, updates: int, own: Mapping[str, float], wire_bytes: int
     ) -> tuple[Usage, Usage | None]:
         """Usage of the round without evaluations, and that of the evaluations, if any."""
         nodes = [
@@ -335,16 +334,16 @@ def evaluation_usage(nodes: Sequence[Usage], tally_bytes: int) -> Usage:
 
 
 def _without_evaluation(
-    own: Snapshot, evaluation: Usage, nodes: Sequence[Usage]
-) -> Snapshot:
+    own: Mapping[str, float], evaluation: Usage, nodes: Sequence[Usage]
+) -> dict[str, float]:
     """Counts of the aggregator's process without its wait for evaluations and its own."""
-    values = dict(own.values)
+    values = dict(own)
     values[TIME.name] -= evaluation.seconds
     for usage in nodes:
         for name, reading in usage.evaluation.items() if usage.here else ():
             if name in values and name != TIME.name:
                 values[name] = max(0.0, values[name] - reading.whole)
-    return Snapshot(values)
+    return values
 
 
 def capped_costs(

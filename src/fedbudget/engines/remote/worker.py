@@ -6,7 +6,6 @@ round. Every broadcast names the round to start from. The node returns to its st
 that round and discards later ones, so that a repeated round has the same bits.
 """
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedbudget.arrays import Float32
+from fedbudget.arrays import Flags, Float32, Float64
 from fedbudget.data.shards import Table
 from fedbudget.engines import in_process
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
@@ -28,7 +27,7 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.state import FleetState
 from fedbudget.resources import RESOURCES, TIME
-from fedbudget.resources.counters import ResourceCounters, Snapshot
+from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.resource import Reader, Reading, Resource, Usage
 
 
@@ -78,7 +77,8 @@ class Worker:
         self._readers = readers
         self._resources: tuple[Resource, ...] = (TIME,)
         self._counters = ResourceCounters({})
-        self._last_report: Snapshot | None = None  # counters at the last report
+        self._machine_wide: Flags = np.zeros(0, bool)  # which counters are
+        self._last_report: Float64 | None = None  # counters at the last report
         self._task: Task | None = None
         self._initial: Fleet | None = None  # before its first round
         self._test: Table | None = None  # test samples, if any
@@ -156,6 +156,9 @@ class Worker:
         names = dict.fromkeys((TIME.name, *task.readings))
         self._resources = tuple(RESOURCES[name] for name in names if name in RESOURCES)
         self._counters = ResourceCounters.of(self._resources, self._readers)
+        self._machine_wide = np.array(
+            [RESOURCES[name].machine_wide for name in self._counters.names]
+        )
         self._last_report = None
         self.run = welcome.run
         self._task = task
@@ -283,17 +286,12 @@ class Worker:
         used = counters.read() - began
         return tuple(tallies), counters.readings(used - used, used, 1)
 
-    def _began(self, now: Snapshot) -> Snapshot:
+    def _began(self, now: Float64) -> Float64:
         """Counters at the start of the round.
 
         Machine-wide counters start at the last report: they continue while the node waits.
         """
-        if self._last_report is None:
+        last = self._last_report
+        if last is None:
             return now
-        values = dict(now.values)
-        for resource in self._resources:
-            if resource.machine_wide and resource.name in values:
-                last = self._last_report[resource.name]
-                if not math.isnan(last):
-                    values[resource.name] = last
-        return Snapshot(values)
+        return np.where(self._machine_wide & ~np.isnan(last), last, now)
