@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedbudget.resources import most_within
+from fedbudget.resources import within
 from fedbudget.resources.resource import (
     Cost,
     CounterMeter,
@@ -132,10 +132,10 @@ def test_delay_adds_to_the_whole_alone() -> None:
 def test_reported_time_is_limited() -> None:
     """A node that reports 1e9 seconds is charged the time of the aggregator's clock."""
     costs = Usage({"time": Reading(1e9, 2e9), "cpu": Reading(3.0, 4.0)})
-    limited = costs.within(most_within(6.0), 3)
+    limited = within(costs, 6.0, 3)
     assert (limited.step_seconds, limited.seconds, limited.readings["cpu"]) == (
         2.0,
         6.0,
         Reading(3.0, 4.0),
     )
-    assert limited.within(most_within(7.0), 3) == limited
+    assert within(limited, 7.0, 3) == limited

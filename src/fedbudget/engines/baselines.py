@@ -68,6 +68,7 @@ from fedbudget.engines.engine import Condition, Engine, Observer, Pay, Save, no_
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Outcome, Round
+from fedbudget.protocol.state import Phase
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.kinds import CENTRALIZED_SGD, DGD, Gaussian, Profile
 from fedbudget.resources.meters import Meters
@@ -88,11 +89,22 @@ class BaselineState:
       round: number of the coming round.
       w: [parameters].
       ledger: what was spent.
+      meters: state of the meters.
+      positions: of all nodes in their mini-batch streams.
+      pulled: the w that each asynchronous node pulled last, [parameters].
+      time: of the last push.
+      coming: (time, node) of each node's next push, in heap order; None before the first.
     """
 
+    phase: ClassVar[Phase] = Phase.ROUND  # a larger budget always buys more rounds
     round: int
     w: Float32
     ledger: Ledger
+    meters: dict[str, Any]
+    positions: tuple[SamplerState, ...]
+    pulled: tuple[Float32, ...] = ()
+    time: float = 0.0
+    coming: tuple[tuple[float, int], ...] | None = None
 
     def require_possible(self) -> None:
         """Raise ValueError for a state that no run can reach, as of a corrupt file."""
@@ -115,9 +127,6 @@ class BaselineEngine(Engine):
       ledger: with nothing spent.
       rounds: maximum number of rounds, in addition to the budget.
     """
-
-    own_state: ClassVar[type[Any]]
-    """Class of the state of nodes and meters."""
 
     model: Model
     w: Float32
@@ -144,8 +153,8 @@ class BaselineEngine(Engine):
         """Name of the resource that does not cover another round, if any."""
 
     @abstractmethod
-    def _own_state(self) -> "CentralizedState | AsynchronousState":
-        """State of the nodes and the meters."""
+    def _samplers(self) -> Sequence[Sampler]:
+        """Mini-batch streams of all nodes."""
 
     def run(
         self,
@@ -194,28 +203,21 @@ class BaselineEngine(Engine):
             left_out=(),
         )
 
-    def state(self) -> "tuple[BaselineState, CentralizedState | AsynchronousState]":
-        return BaselineState(self._number + 1, self.w, self.ledger), self._own_state()
+    def state(self) -> tuple[BaselineState, dict[str, str]]:
+        positions = tuple(sampler.position for sampler in self._samplers())
+        state = BaselineState(
+            self._number + 1, self.w, self.ledger, self.meters.state(), positions
+        )
+        return state, {"engine": "in-process"}
 
-    def recall(self, state: BaselineState, own: Any) -> None:
-        """Restore the state of a checkpoint, before the first round.
-
-        Args:
-          own: of the class `own_state`.
-        """
+    def recall(self, state: BaselineState) -> None:
+        """Restore the state of a checkpoint, before the first round."""
         self._number = state.round - 1
         self.w = state.w
         self.ledger = replace(state.ledger, budget=self.ledger.budget)
-        self.meters.restore(own.meters)
-
-
-@dataclass(frozen=True)
-class CentralizedState:
-    """Engine state in a checkpoint: meters and position in the mini-batch stream."""
-
-    engine: str
-    meters: dict[str, Any]
-    position: SamplerState
+        self.meters.restore(state.meters)
+        for sampler, position in zip(self._samplers(), state.positions, strict=True):
+            sampler.restore(position)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -226,7 +228,6 @@ class CentralizedEngine(BaselineEngine):
       table: all samples.
     """
 
-    own_state: ClassVar[type[Any]] = CentralizedState
     table: Table
 
     def __post_init__(self) -> None:
@@ -249,12 +250,8 @@ class CentralizedEngine(BaselineEngine):
         step = self.ledger.costs.step  # an evaluation costs the same
         return None if self.ledger.fits(step) else self.ledger.nearest_limit(step)
 
-    def _own_state(self) -> CentralizedState:
-        return CentralizedState("in-process", self.meters.state(), self._sampler.position)
-
-    def recall(self, state: BaselineState, own: CentralizedState) -> None:
-        super().recall(state, own)
-        self._sampler.restore(own.position)
+    def _samplers(self) -> Sequence[Sampler]:
+        return [self._sampler]
 
 
 def profile(batch: int | None) -> Profile:
@@ -321,25 +318,6 @@ def _step_only(costs: Costs) -> Costs:
     return Costs(costs.step, np.zeros_like(costs.aggregation))
 
 
-@dataclass(frozen=True)
-class AsynchronousState:
-    """Engine state in a checkpoint.
-
-    Args:
-      pulled: the w that each node pulled last, [parameters].
-      positions: of the nodes in their mini-batch streams.
-      time: of the last push.
-      coming: (time, node) of each node's next push, in heap order; None before the first.
-    """
-
-    engine: str
-    meters: dict[str, Any]
-    pulled: tuple[Float32, ...]
-    positions: tuple[SamplerState, ...]
-    time: float
-    coming: tuple[tuple[float, int], ...] | None
-
-
 @dataclass(eq=False, kw_only=True)
 class AsynchronousEngine(BaselineEngine):
     """Asynchronous gradient descent: applies pushes as they arrive; a round is N of them.
@@ -348,7 +326,6 @@ class AsynchronousEngine(BaselineEngine):
       speeds: of each node; 1 is the slowest node of the meters' profile.
     """
 
-    own_state: ClassVar[type[Any]] = AsynchronousState
     shards: Shards
     speeds: Sequence[float]
 
@@ -375,27 +352,24 @@ class AsynchronousEngine(BaselineEngine):
         assert self._arrivals is not None
         return None if _fits(self.ledger, self._arrivals.next_time) else "time"
 
-    def _own_state(self) -> AsynchronousState:
-        arrivals = self._arrivals
-        nodes = self._nodes
-        return AsynchronousState(
-            "in-process",
-            self.meters.state(),
-            tuple(node.pulled for node in nodes),
-            tuple(node.sampler.position for node in nodes),
-            0.0 if arrivals is None else arrivals.time,
-            None if arrivals is None else tuple(arrivals.coming),
-        )
+    def _samplers(self) -> Sequence[Sampler]:
+        return [node.sampler for node in self._nodes]
 
-    def recall(self, state: BaselineState, own: AsynchronousState) -> None:
-        super().recall(state, own)
-        nodes = zip(self._nodes, own.pulled, own.positions, strict=True)
-        for node, pulled, position in nodes:
+    def state(self) -> tuple[BaselineState, dict[str, str]]:
+        state, own = super().state()
+        state = replace(state, pulled=tuple(node.pulled for node in self._nodes))
+        arrivals = self._arrivals
+        if arrivals is not None:
+            state = replace(state, time=arrivals.time, coming=tuple(arrivals.coming))
+        return state, own
+
+    def recall(self, state: BaselineState) -> None:
+        super().recall(state)
+        for node, pulled in zip(self._nodes, state.pulled, strict=True):
             node.pulled = pulled
-            node.sampler.restore(position)
-        if own.coming is not None:
+        if state.coming is not None:
             self._arrivals = _Arrivals(
-                self.meters.time, self.speeds, own.time, list(own.coming)
+                self.meters.time, self.speeds, state.time, list(state.coming)
             )
 
     def _build_nodes(self) -> "list[_Node]":

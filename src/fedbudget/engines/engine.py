@@ -221,11 +221,12 @@ class RoundEngine(Engine):
         times: NodeTimes | None = None
         if meters.speeds is not None:
             numbers = collected.numbers
-            each = broadcast.updates(numbers)
-            usage = replace(usage, slowness=meters.slowness(numbers, each, updates))
-            times = NodeTimes(numbers, meters.speeds.step_times(numbers))
+            step_times = meters.speeds.step_times(numbers)
+            times = NodeTimes(numbers, step_times)
+            longest = (broadcast.updates(numbers) * step_times).max()
+            usage = replace(usage, slowness=float(longest) / updates)
         elif meters.time.source == "measured":
-            times = collected.times(broadcast)
+            times = collected.times
         self.policy.learn(self.aggregator, collected, usage, evaluation)
         return self.aggregator.receive(
             collected.reports,
@@ -383,6 +384,10 @@ class Collected(Protocol):
         """The reports for the aggregator."""
 
     @property
+    def times(self) -> NodeTimes | None:
+        """Seconds of a local update at each node, if measured there."""
+
+    @property
     def waited(self) -> Sequence[float]:
         """Seconds until the answer of each member of a network."""
 
@@ -400,9 +405,6 @@ class Collected(Protocol):
           own: counts of the aggregator's process, from one round to the next.
           wire_bytes: bytes of all messages that the engine counted.
         """
-
-    def times(self, broadcast: Broadcast) -> NodeTimes | None:
-        """Seconds of a local update at each node, if measured there."""
 
     def evaluation(self, broadcast: Broadcast) -> NodeEvaluation | None:
         """Metrics on the nodes' test samples, if requested and available."""

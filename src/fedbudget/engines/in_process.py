@@ -86,6 +86,7 @@ class SimulatedRound:
     enough: bool = True
     missed: tuple[int, ...] = ()
     not_finite: tuple[int, ...] = ()
+    times: None = None  # nodes are measured together
     waited: tuple[float, ...] = ()
     line_seconds: Mapping[int, float] = field(default_factory=dict)
 
@@ -93,9 +94,6 @@ class SimulatedRound:
         self, updates: int, own: Mapping[str, float], wire_bytes: int
     ) -> tuple[Usage, Usage | None]:
         return round_usage(self.usages, updates=updates, own=own), None
-
-    def times(self, broadcast: Broadcast) -> None:
-        """Return None: nodes are measured together."""
 
     def evaluation(self, broadcast: Broadcast) -> None:
         """Return None: the aggregator's process has all test samples."""

@@ -124,7 +124,7 @@ class Evaluator:
         if self._prepared.nodes_test:
             return self._from_nodes(round_.evaluation, w)
         share = round_.ledger.share
-        if self._prepared.test is None or not (self.due(share) or round_.tau == 0):
+        if self._prepared.test is None or not (self._points.due(share) or round_.tau == 0):
             return HeldOutMetrics()
         self._points = self._points.after(share)
         return self._first if round_.round == 1 else self._evaluate(w)

@@ -61,7 +61,7 @@ def load_resumed(
     finished = run.summary is not None and run.summary.get("status") == "finished"
     unchanged = settings == replace(run.settings, evaluations=settings.evaluations)
     extended = checkpoint.conditions.extended_by(budget.limits, settings.rounds)
-    if finished and not extended and (unchanged or checkpoint.done):
+    if finished and not extended and (unchanged or checkpoint.state.phase == "done"):
         raise UserError(
             f"{path}: the run has finished; to resume it, extend `budget`, such as "
             "time=+10min"

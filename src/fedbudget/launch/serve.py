@@ -295,7 +295,7 @@ def _gather(
     # A run that is done lacks only its summary, for which no node is needed.
     over = (
         resumed is not None
-        and resumed.done
+        and resumed.state.phase == "done"
         and not resumed.conditions.extended_by(meters.budget.limits, settings.rounds)
     )
     if not server.wait_for(0 if over else nodes, interrupted, ready=True):

@@ -177,7 +177,7 @@ def _engine(
         statistics=inputs.model.statistics,
     )
     if rehearsal is not None:
-        _rehearse(settings, method, (w, trial), rehearsal)
+        _rehearse(meters, method, (w, trial), rehearsal)
     if resumed is not None:
         with recalling("the state of its nodes"):
             state = resumed.engine_state(SimulationState)
@@ -187,18 +187,15 @@ def _engine(
 
 
 def _rehearse(
-    settings: Settings, method: Method, start: tuple[Float32, Usage], fleet: Fleet
+    meters: Meters, method: Method, start: tuple[Float32, Usage], fleet: Fleet
 ) -> None:
     """Run three rounds and discard them, so that the budget excludes compilation."""
-    budget = settings.limits()
+    budget = meters.budget
     limits = {
         name: limit if name == budget.by_noise else 1e18
         for name, limit in budget.limits.items()
     }
-    plenty = replace(
-        settings, budget=tuple(f"{name}={limit!r}" for name, limit in limits.items())
-    )
-    meters = build_meters(plenty)
+    meters = replace(meters, budget=replace(budget, limits=limits))
     aggregator = build_aggregator(
         method, meters, start, rounds=3, statistics=fleet.model.statistics
     )
@@ -250,7 +247,7 @@ def _baseline(
         engine = AsynchronousEngine(shards=shards, speeds=speeds, ledger=ledger, **common)
     if resumed is not None:
         with recalling("its state"):
-            engine.recall(resumed.state, resumed.engine_state(engine.own_state))
+            engine.recall(resumed.state)
     return engine
 
 

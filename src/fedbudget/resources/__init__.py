@@ -4,13 +4,15 @@ To add a resource, subclass `Resource` and call `register`: in the aggregator's 
 and at every node that reads a counter for it.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fedbudget.resources.energy import Energy
 from fedbudget.resources.kinds import Bytes, Cpu, Money, Time
 from fedbudget.resources.privacy import Privacy
-from fedbudget.resources.resource import Resource, Usage
+from fedbudget.resources.resource import Reading, Resource, Usage
 
 TIME = Time()
 
@@ -29,17 +31,29 @@ def register(resource: Resource) -> None:
     RESOURCES[resource.name] = resource
 
 
-def most_within(seconds: float) -> dict[str, float]:
-    """Return the most of each resource that a machine can use in a time.
+def within(usage: Usage, seconds: float, updates: int) -> Usage:
+    """Return the usage with each reading capped by what a machine can use in a time.
 
     Counters other than the clock continue while a node waits for its round. Their limit is
     that of one second at least.
+
+    Args:
+      seconds: time of the round on another clock.
+      updates: local updates in the round.
     """
-    limits = {
-        name: resource.most_a_second * max(1.0, seconds)
-        for name, resource in RESOURCES.items()
-    }
-    return limits | {TIME.name: seconds}
+    parts: list[dict[str, Reading]] = []
+    for readings, steps in ((usage.readings, updates), (usage.evaluation, 1)):
+        capped = {}
+        for name, reading in readings.items():
+            most = math.inf
+            if name == TIME.name:
+                most = seconds
+            elif name in RESOURCES:
+                most = RESOURCES[name].most_a_second * max(1.0, seconds)
+            step = min(reading.step, most / steps)
+            capped[name] = replace(reading, step=step, whole=min(reading.whole, most))
+        parts.append(capped)
+    return replace(usage, readings=parts[0], evaluation=parts[1])
 
 
 def round_usage(

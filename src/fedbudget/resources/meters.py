@@ -8,7 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedbudget.arrays import Float64, Int64
 from fedbudget.budget.budget import Budget, Costs
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters
@@ -77,21 +76,6 @@ class Meters:
     def counters(self) -> ResourceCounters:
         """Return this process's counters of the budget's resources alone; some are slow."""
         return ResourceCounters.of(self.resources)
-
-    def step_times(self, nodes: Int64) -> Float64 | None:
-        """Return the relative time of a local update at each node, [n]; None if unknown."""
-        return None if self.speeds is None else self.speeds.step_times(nodes)
-
-    def slowness(self, nodes: Int64, updates: Int64, tau: int) -> float:
-        """Return the longest update time of these nodes, relative to τ updates at speed 1.
-
-        Args:
-          nodes: node numbers, [n].
-          updates: number of updates of each node, [n].
-          tau: τ of the round.
-        """
-        times = self.step_times(nodes)
-        return 1.0 if times is None else float((updates * times).max()) / tau
 
     def read(self, usage: Usage) -> Costs:
         """Return the costs of a round."""

@@ -271,23 +271,6 @@ class Usage:
         """Time of the whole round."""
         return self.readings["time"].whole
 
-    def within(self, most: Mapping[str, float], updates: int) -> "Usage":
-        """Return the usage with each reading capped.
-
-        Args:
-          most: upper limits for a round by resource.
-          updates: local updates in the round.
-        """
-        readings = {
-            name: _capped(reading, most.get(name, math.inf), updates)
-            for name, reading in self.readings.items()
-        }
-        evaluation = {
-            name: _capped(reading, most.get(name, math.inf), 1)
-            for name, reading in self.evaluation.items()
-        }
-        return replace(self, readings=readings, evaluation=evaluation)
-
     def as_round_of(self, nodes: int, wire_bytes: int) -> "Usage":
         """Return a trial by some nodes as a round with this many nodes and bytes."""
         readings = {
@@ -377,11 +360,6 @@ def require_not_negative(declared: object) -> None:
     for name, value in vars(declared).items():
         if not 0 <= value < math.inf:
             raise UserError(f"{key(name)} must be a non-negative number, not {value:g}")
-
-
-def _capped(reading: Reading, most: float, updates: int) -> Reading:
-    step = min(reading.step, most / updates)
-    return replace(reading, step=step, whole=min(reading.whole, most))
 
 
 def _sum_over_all(name: str, part: str, nodes: Sequence[Usage]) -> float:

@@ -115,11 +115,6 @@ class Checkpoint:
     arrays: Arrays = field(default_factory=dict)
     conditions: Conditions = Conditions()
 
-    @property
-    def done(self) -> bool:
-        """Whether the aggregator has ended the run."""
-        return isinstance(self.state, AggregatorState) and self.state.phase is Phase.DONE
-
     def save(self, folder: Path) -> None:
         """Replace the checkpoint of a run; on an OSError the old one stays."""
         durable_files.replace(folder / CHECKPOINT, self.parts())
@@ -134,7 +129,10 @@ class Checkpoint:
             tensors, plain = _read(path)
             of_engine = [name for name in tensors if name.startswith(f"{_ENGINE}.")]
             arrays = {name: tensors.pop(name) for name in of_engine}
-            state = _read_state(method, plain["state"], tensors)
+            kind = BaselineState if method is None else method.state_type(tensors["w"])
+            state = restore(kind, plain["state"], tensors)
+            if method is not None and state.best.shape == state.w.shape:
+                state = state.recovered(restarted(method.update, state.update, state.best))
             state.require_possible()
             rest = [plain["records"], plain[_ENGINE], plain["conditions"]]
             records, engine, conditions = restore(
@@ -383,16 +381,6 @@ def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
     return tensors, plain
 
 
-def _read_state(method: Method | None, plain: Any, tensors: Arrays) -> _State:
-    if method is None:
-        return restore(BaselineState, plain, tensors)
-    kind = method.state_type(tensors["w"])
-    state: AggregatorState[Any, Any] = restore(kind, plain, tensors)
-    if state.best.shape != state.w.shape:
-        return state
-    return state.recovered(restarted(method.update, state.update, state.best))
-
-
 def _checksum(tensors: Arrays, text: str) -> str:
     """Return a checksum of the file; it detects damage, not forgery."""
     checksum = zlib.crc32(text.encode())
@@ -407,7 +395,7 @@ def _check_records(state: _State, records: tuple[str, ...]) -> None:
     """Check that the records are those of the rounds before the announced one."""
     numbers = [RoundRecord.from_json(line).round for line in records]
     last = state.round - 1
-    if isinstance(state, AggregatorState) and state.phase is Phase.DONE and numbers:
+    if state.phase is Phase.DONE and numbers:
         last = max(numbers)
     consecutive = list(range(last - len(numbers) + 1, last + 1))
     if numbers != consecutive or last not in (state.round - 1, state.round):

@@ -134,7 +134,10 @@ class RoundRecord:
             for name, value in vars(self).items()
             if value or name not in _OPTIONAL
         }
-        values |= {name: json_value(values[name]) for name in _MAY_BE_NAN}
+        for name in _MAY_BE_NAN:
+            value = values[name]
+            if value is not None and not math.isfinite(value):
+                values[name] = None
         return _ENCODER.encode(values)
 
     @classmethod

@@ -17,7 +17,7 @@ from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import PendingRound
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError
-from fedbudget.resources import most_within
+from fedbudget.resources import within
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Metering, Reading, Usage
 from support.fleets import single_node_fleets, sorted_parts
@@ -78,8 +78,8 @@ def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
             if node == 2:
                 answer = with_any_number(answer, data)
             try:
-                costs = unpack_costs(pack_costs(answer.costs)).within(
-                    most_within(0.6), max(1, message.tau)
+                costs = within(
+                    unpack_costs(pack_costs(answer.costs)), 0.6, max(1, message.tau)
                 )
             except PeerError:
                 pending.withdraw(f"n{node}")  # the server drops this peer

@@ -35,7 +35,7 @@ from fedbudget.engines.remote.round import CollectedRound, PendingRound
 from fedbudget.errors import WorkError
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
-from fedbudget.resources import most_within
+from fedbudget.resources import within
 from fedbudget.secure.contents import Contents, OpenedReports, PrivateContents
 from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.secure.identity import Trust, UntrustedKey
@@ -295,7 +295,7 @@ class MaskedRounds(Rounds):
         broadcast = self.pending.broadcast
         member = self.members[peer.name]
         waited = self._thread.loop.time() - peer.asked_at
-        costs = report.costs.within(most_within(waited), max(1, broadcast.tau))
+        costs = within(report.costs, waited, max(1, broadcast.tau))
         attempt.sum.receive_vector(peer.name, report.vector)
         unknown = np.zeros(len(member))  # losses of single nodes
         known = Report(broadcast.round, member.numbers, member.counted, unknown, unknown)

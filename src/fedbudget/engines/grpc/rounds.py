@@ -27,7 +27,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol import compression
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError
-from fedbudget.resources import most_within
+from fedbudget.resources import within
 from fedbudget.resources.resource import Usage
 from fedbudget.secure import messages as masking
 
@@ -136,7 +136,7 @@ class Rounds:
         peer.asked = 0
         tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
         waited = self._thread.loop.time() - peer.asked_at
-        costs = answer.costs.within(most_within(waited), tau)
+        costs = within(answer.costs, waited, tau)
         self._receive(peer.name, asked, replace(answer, costs=costs, waited=waited))
 
     def before_welcome(self) -> list[bytes]:

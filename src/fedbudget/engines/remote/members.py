@@ -181,7 +181,7 @@ class Members(dict[Key, Member]):
 
     def nodes(self, keys: Iterable[Key]) -> int:
         """Number of nodes of these members."""
-        return sum(len(self[key]) for key in keys)
+        return sum(len(self[key].numbers) for key in keys)
 
     def numbers(self, keys: Iterable[Key]) -> tuple[int, ...]:
         """Numbers of all nodes of these members, ascending."""
@@ -203,8 +203,9 @@ class Members(dict[Key, Member]):
         )
         slowest = max((seconds for seconds, _ in each), default=0.0)
         for seconds, member in each:
-            member.idle = _idle_share(seconds * (member.updates or 1), longest)
-            member.idle_equal = _idle_share(seconds, slowest)
+            busy = seconds * (member.updates or 1)
+            member.idle = round(1 - busy / longest, 3) if longest > 0 else 0.0
+            member.idle_equal = round(1 - seconds / slowest, 3) if slowest > 0 else 0.0
 
     def any_lost(self, coming: int, present: Container[Key]) -> bool:
         """Whether `take_lost` would return any node; from any thread."""
@@ -266,11 +267,6 @@ def name_order(name: str) -> tuple[tuple[int, str], ...]:
     """Sort key that compares numbers in names as numbers: node-2 before node-10."""
     parts = re.split(r"(\d+)", name)
     return tuple((int(part), "") if part.isdigit() else (0, part) for part in parts)
-
-
-def _idle_share(busy: float, longest: float) -> float:
-    """Idle fraction, to a thousandth; numpy takes ten times as long for a few nodes."""
-    return round(1 - busy / longest, 3) if longest > 0 else 0.0
 
 
 def _largest_within(sizes: Sequence[int], share: float) -> float:

@@ -10,7 +10,7 @@ Rules:
 - A member's status changes only when the round closes.
 - Evaluations are charged, but do not count as the cost of a round. The time of the slowest
   evaluation and the other resources of all evaluations come from the nodes' measurements.
-- Reported costs are bounded: time by the aggregator's clock (`Usage.within`), other
+- Reported costs are bounded: time by the aggregator's clock (`resources.within`), other
   resources by the other members' reports. So no single member decides what was spent.
 """
 
@@ -33,7 +33,8 @@ from fedbudget.protocol.combine import FEWEST, capped_reports, reference
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Reports, SummedReports, within
 from fedbudget.protocol.workload import NodeTimes
-from fedbudget.resources import TIME, most_within, round_usage
+from fedbudget.resources import TIME, round_usage
+from fedbudget.resources import within as capped_usage
 from fedbudget.resources.resource import Reading, Usage
 
 FAILURES = 3
@@ -195,7 +196,7 @@ class PendingRound(Generic[Key]):
         }
         not_finite = self.answers.keys() - counted.keys()
         missed = self.asked - self.answers.keys()
-        self._update_members(members, instances, counted)
+        seconds = self._update_members(members, instances, counted)
         for key in not_finite:
             members[key].not_finite += 1
         for key in missed:
@@ -206,13 +207,16 @@ class PendingRound(Generic[Key]):
             summed = self._finite if finite else self._others
         oversized = [members[key].oversized for key in counted]
         answers, outliers = _cap_answers(counted, summed, oversized)
+        numbers = {key: int(answer.report.nodes[0]) for key, answer in counted.items()}
+        order = sorted(counted, key=numbers.__getitem__)
         return CollectedRound(
-            answers,
+            [answers[key] for key in order],
             not_finite=members.numbers(not_finite),
             missed=members.numbers(missed),
             enough=members.nodes(counted) >= self.least,
             summed=summed,
             outliers=outliers,
+            step_seconds=[seconds[key] for key in order],
         )
 
     def _update_members(
@@ -220,15 +224,20 @@ class PendingRound(Generic[Key]):
         members: Members[Key],
         instances: Mapping[Key, str],
         counted: Mapping[Key, Answer],
-    ) -> None:
+    ) -> dict[Key, Float64]:
+        """Update the members' status; return the seconds of an update at each node."""
+        step_seconds = {}
         for key, answer in counted.items():
             member = members[key]
             member.not_finite = 0
             member.rounds += 1
-            member.step_seconds, member.updates = _pace(answer, self.broadcast)
+            seconds, member.updates = _pace(answer, self.broadcast)
+            member.step_seconds = float(seconds.mean())
+            step_seconds[key] = seconds
             if instances.get(key, self.instances[key]) == self.instances[key]:
                 member.base_round = self.broadcast.round
         members.compare(counted)
+        return step_seconds
 
 
 @dataclass(frozen=True)
@@ -244,6 +253,7 @@ class CollectedRound:
         vectors.
       tallies: metrics of all nodes together, if those of each node are unknown.
       outliers: names of the capped numbers of each member, by key (protocol/combine.py).
+      step_seconds: time of a local update at each node of each member, as measured there.
     """
 
     answers: list[Answer]
@@ -253,6 +263,7 @@ class CollectedRound:
     summed: Reports | None = None
     tallies: tuple[Tally, ...] = ()
     outliers: Mapping[Any, tuple[str, ...]] = field(default_factory=dict)
+    step_seconds: Sequence[Float64] = ()
 
     @property
     def reports(self) -> Report | Reports:
@@ -267,14 +278,9 @@ class CollectedRound:
     def waited(self) -> list[float]:
         return [answer.waited for answer in self.answers]
 
-    def times(self, broadcast: Broadcast) -> NodeTimes:
-        """Seconds of a local update at each node, as measured there."""
-        if broadcast.work is None:
-            counts = [len(answer.report.nodes) for answer in self.answers]
-            seconds = [answer.costs.step_seconds for answer in self.answers]
-            return NodeTimes(self.numbers, np.repeat(seconds, counts))
-        each = [_update_seconds(answer, broadcast) for answer in self.answers]
-        return NodeTimes(self.numbers, np.concatenate(each))
+    @property
+    def times(self) -> NodeTimes:
+        return NodeTimes(self.numbers, np.concatenate(self.step_seconds))
 
     def evaluation(self, broadcast: Broadcast) -> NodeEvaluation | None:
         """Metrics on the nodes' test samples, if requested and available."""
@@ -301,10 +307,10 @@ class CollectedRound:
         ]
         evaluation: Usage | None = None
         if any(usage.evaluation for usage in nodes):
-            most = most_within(own[TIME.name])  # their time is at most that of the round
+            seconds = own[TIME.name]  # the time of the round caps that of evaluations
             tally_bytes = sum(answer.tally_bytes for answer in self.answers)
             evaluation = evaluation_usage(
-                [usage.within(most, 1) for usage in nodes], tally_bytes
+                [capped_usage(usage, seconds, 1) for usage in nodes], tally_bytes
             )
             own = _without_evaluation(own, evaluation, nodes)
             wire_bytes -= tally_bytes
@@ -404,13 +410,13 @@ def _capped(amount: float, usual: float) -> float:
 
 def _cap_answers(
     counted: Mapping[Key, Answer], summed: SummedReports | None, oversized: Sequence[bool]
-) -> tuple[list[Answer], dict[Key, tuple[str, ...]]]:
+) -> tuple[dict[Key, Answer], dict[Key, tuple[str, ...]]]:
     """Cap the outliers of all answers.
 
     Args:
       oversized: whether each member claims an implausible number of samples.
 
-    Returns: the answers in the order of nodes' numbers, and the outliers by member.
+    Returns: the answers, and the outliers, by member.
     """
     reports, report_outliers = capped_reports(
         [answer.report for answer in counted.values()]
@@ -420,7 +426,7 @@ def _cap_answers(
     if summed is not None:
         summed.replace_reports(reports)
     outliers: dict[Key, tuple[str, ...]] = {}
-    answers = []
+    answers: dict[Key, Answer] = {}
     for index, (key, answer) in enumerate(counted.items()):
         names: tuple[str, ...] = report_outliers[index] + cost_outliers[index]
         if not plausible[index]:
@@ -431,22 +437,22 @@ def _cap_answers(
         if names:
             outliers[key] = names
             answer = replace(answer, report=reports[index], costs=costs[index])
-        answers.append(answer)
-    return sorted(answers, key=lambda answer: int(answer.report.nodes[0])), outliers
+        answers[key] = answer
+    return answers, outliers
 
 
-def _update_seconds(answer: Answer, broadcast: Broadcast) -> Float64:
-    """Seconds of one local update at each node of a member, which measured τ of them."""
-    total = answer.costs.step_seconds * max(1, broadcast.tau)
-    return total / broadcast.updates(answer.report.nodes)
+def _pace(answer: Answer, broadcast: Broadcast) -> tuple[Float64, int]:
+    """Seconds of a local update at each node of a member, and its largest number of them.
 
-
-def _pace(answer: Answer, broadcast: Broadcast) -> tuple[float, int]:
-    """Mean seconds of a local update at a member, and its largest number of updates."""
+    A member measures the mean over τ updates.
+    """
+    nodes = answer.report.nodes
+    seconds = answer.costs.step_seconds
+    tau = max(1, broadcast.tau)
     if broadcast.work is None:
-        return answer.costs.step_seconds, max(1, broadcast.tau)
-    updates = broadcast.updates(answer.report.nodes)
-    return float(_update_seconds(answer, broadcast).mean()), int(updates.max())
+        return np.full(len(nodes), seconds), tau
+    updates = broadcast.updates(nodes)
+    return seconds * tau / updates, int(updates.max())
 
 
 def _is_possible(report: Report) -> bool:
