@@ -197,7 +197,7 @@ class RoundEngine(Engine):
             bytes_before += wire_bytes
             message = self._receive(broadcast, collected, used, wire_bytes)
             settle(aggregator, pay)
-            record = completed_record(aggregator, collected, broadcast)
+            record = completed_record(aggregator.last, collected)
             if record.shortened:
                 self._warn_shortened(record.shortened)
             last = record, broadcast.w
@@ -275,17 +275,16 @@ def unfinished_costs(meters: Meters, used: Mapping[str, float], wire_bytes: int)
     return Costs(zero, meters.read(usage).aggregation)
 
 
-def completed_record(
-    aggregator: Aggregator, collected: "Collected", broadcast: Broadcast
-) -> Round:
-    """The round's record with missing nodes, left-out nodes and the evaluation."""
-    last = aggregator.last
-    assert last is not None
-    evaluation = collected.evaluation(broadcast)
+def completed_record(record: Round | None, collected: "Collected") -> Round:
+    """The record with missing nodes, left-out nodes and the evaluation."""
+    assert record is not None
+    evaluation = collected.evaluation
     if not collected.missed and not collected.not_finite and evaluation is None:
-        return last
-    left_out = tuple(sorted({*last.left_out, *collected.not_finite}))
-    return replace(last, missed=collected.missed, left_out=left_out, evaluation=evaluation)
+        return record
+    left_out = tuple(sorted({*record.left_out, *collected.not_finite}))
+    return replace(
+        record, missed=collected.missed, left_out=left_out, evaluation=evaluation
+    )
 
 
 @dataclass(frozen=True)
@@ -388,6 +387,10 @@ class Collected(Protocol):
         """Seconds of a local update at each node, if measured there."""
 
     @property
+    def evaluation(self) -> NodeEvaluation | None:
+        """Metrics on the nodes' test samples, if requested and available."""
+
+    @property
     def waited(self) -> Sequence[float]:
         """Seconds until the answer of each member of a network."""
 
@@ -405,9 +408,6 @@ class Collected(Protocol):
           own: counts of the aggregator's process, from one round to the next.
           wire_bytes: bytes of all messages that the engine counted.
         """
-
-    def evaluation(self, broadcast: Broadcast) -> NodeEvaluation | None:
-        """Metrics on the nodes' test samples, if requested and available."""
 
 
 class RoundPolicy:

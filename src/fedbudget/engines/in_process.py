@@ -87,6 +87,7 @@ class SimulatedRound:
     missed: tuple[int, ...] = ()
     not_finite: tuple[int, ...] = ()
     times: None = None  # nodes are measured together
+    evaluation: None = None  # the aggregator's process has all test samples
     waited: tuple[float, ...] = ()
     line_seconds: Mapping[int, float] = field(default_factory=dict)
 
@@ -94,9 +95,6 @@ class SimulatedRound:
         self, updates: int, own: Mapping[str, float], wire_bytes: int
     ) -> tuple[Usage, Usage | None]:
         return round_usage(self.usages, updates=updates, own=own), None
-
-    def evaluation(self, broadcast: Broadcast) -> None:
-        """Return None: the aggregator's process has all test samples."""
 
 
 class SimulatedNodes(Nodes):

@@ -158,7 +158,10 @@ class Evaluator:
             rank = (0.0 if metrics.accuracy is None else -metrics.accuracy, metrics.loss)
             if self.best is None or rank < self.best.rank:
                 self.best = KeptModel(record.round, w.copy(), record.loss, rank)
-        return "plateau" if self._has_stalled(rounds) else None
+        patience = self._prepared.settings.patience
+        if patience is None or not self._has_stalled(rounds, patience):
+            return None
+        return "plateau"
 
     def final(self, w: Float32) -> HeldOutMetrics:
         """Return the metrics of the result; empty if the nodes did not evaluate it."""
@@ -214,10 +217,7 @@ class Evaluator:
         self._confirmations = self._confirmations.after(share)
         return loss_over(self._prepared.model, w, train)
 
-    def _has_stalled(self, rounds: Sequence[RoundRecord]) -> bool:
-        patience = self._prepared.settings.patience
-        if patience is None:
-            return False
+    def _has_stalled(self, rounds: Sequence[RoundRecord], patience: int) -> bool:
         last = rounds[-2 * patience :]
         if any(target.metric == "accuracy" for target in self._targets):
             errors = [None if each.accuracy is None else 1 - each.accuracy for each in last]

@@ -77,9 +77,22 @@ class Meters:
         """Return this process's counters of the budget's resources alone; some are slow."""
         return ResourceCounters.of(self.resources)
 
-    def read(self, usage: Usage) -> Costs:
-        """Return the costs of a round."""
-        return self._costs(usage, self.time.read(usage), self.others)
+    def read(self, usage: Usage, time: Cost | None = None) -> Costs:
+        """Return the costs of a round.
+
+        Args:
+          time: its cost in time, if known.
+        """
+        if time is None:
+            time = self.time.read(usage)
+        costs = [
+            time if name == TIME.name else self.others[name].read(usage, time)
+            for name in self.budget.limits
+        ]
+        return Costs(
+            np.array([cost.step for cost in costs]),
+            np.array([cost.aggregation for cost in costs]),
+        )
 
     def expect(self, trial: Usage) -> Costs:
         """Return the expected costs of a round, from a trial round."""
@@ -87,7 +100,7 @@ class Meters:
             trial = replace(trial, slowness=self.speeds.slowest)
         # Copies, because a trial must not change the state of a meter.
         copies = {name: copy(meter) for name, meter in self.others.items()}
-        return self._costs(trial, self.time.expect(trial), copies)
+        return replace(self, others=copies).read(trial, self.time.expect(trial))
 
     @property
     def sources(self) -> dict[str, Source]:
@@ -109,13 +122,3 @@ class Meters:
         """Meters with a state, by their names in checkpoints."""
         meters = {TIME.name: self.time, **self.others}
         return {name: each for name, each in meters.items() if isinstance(each, Stateful)}
-
-    def _costs(self, usage: Usage, time: Cost, others: Mapping[str, Meter]) -> Costs:
-        costs = [
-            time if name == TIME.name else others[name].read(usage, time)
-            for name in self.budget.limits
-        ]
-        return Costs(
-            np.array([cost.step for cost in costs]),
-            np.array([cost.aggregation for cost in costs]),
-        )

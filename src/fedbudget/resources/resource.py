@@ -297,7 +297,7 @@ def slowest(name: str, nodes: Sequence[Usage], own: float | None) -> Reading:
     step = float(np.max([reading.step for reading in readings], initial=0.0))
     if own is None:
         own = float(np.max([reading.whole for reading in readings], initial=0.0))
-    return Reading(step, own, nodes=_count(nodes))
+    return Reading(step, own, nodes=sum(usage.nodes for usage in nodes))
 
 
 def total(name: str, nodes: Sequence[Usage], own: float | None) -> Reading | None:

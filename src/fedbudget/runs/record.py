@@ -100,7 +100,11 @@ class RoundRecord:
           figures: further fields from an evaluation.
         """
         ledger = round_.ledger
-        label = ledger.budget.label
+        amounts = {"c": ledger.costs.step, "b": ledger.costs.aggregation}
+        if round_.expected is not None:
+            amounts["expected_c"] = round_.expected.step
+            amounts["expected_b"] = round_.expected.aggregation
+        limits = ledger.budget.limits
         values: dict[str, Any] = {
             each.name: getattr(round_, each.name, None) for each in fields(cls)
         }
@@ -109,15 +113,14 @@ class RoundRecord:
             "reason": str(round_.reason),
             "accuracy": accuracy,
             "wall": wall,
-            "c": label(ledger.costs.step),
-            "b": label(ledger.costs.aggregation),
+            **{
+                name: dict(zip(limits, each.tolist(), strict=True))
+                for name, each in amounts.items()
+            },
             "spent": ledger.budget.totals(ledger.spent),
             "work": None if round_.work is None else _work(round_.work),
             "private": None if round_.private is None else _private(round_.private),
         }
-        if round_.expected is not None:
-            values["expected_c"] = label(round_.expected.step)
-            values["expected_b"] = label(round_.expected.aggregation)
         if round_.estimates is not None:
             values |= {
                 name: getattr(round_.estimates, name) for name in ("rho", "beta", "delta")

@@ -194,9 +194,8 @@ def test_failed_round_charges_measured_costs() -> None:
 def test_record_names_nodes_left_out() -> None:
     ours = make()
     ours.receive(report(ours.start(), 1.0, 1.0), costs([1], [1]))
-    result = completed_record(
-        ours, CollectedRound([], (5, 3), missed=(7,), enough=True), broadcast()
-    )
+    collected = CollectedRound([], (5, 3), missed=(7,), enough=True)
+    result = completed_record(ours.last, collected)
     assert (result.left_out, result.missed) == ((3, 5), (7,))
 
 

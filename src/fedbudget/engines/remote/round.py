@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Generic
 
 import numpy as np
 
-from fedbudget.arrays import Float64, Int64
+from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.engines.engine import Nodes
 from fedbudget.engines.remote.encodings import plausible_tallies
 from fedbudget.engines.remote.members import Counters, Key, Members
@@ -205,6 +205,9 @@ class PendingRound(Generic[Key]):
         summed = None
         if not self.needs_reports:
             summed = self._finite if finite else self._others
+        best: Float32 | None = None
+        if self.broadcast.tallies > 1 and self.broadcast.catch_up is not None:
+            best = self.broadcast.catch_up.best
         oversized = [members[key].oversized for key in counted]
         answers, outliers = _cap_answers(counted, summed, oversized)
         numbers = {key: int(answer.report.nodes[0]) for key, answer in counted.items()}
@@ -217,6 +220,7 @@ class PendingRound(Generic[Key]):
             summed=summed,
             outliers=outliers,
             step_seconds=[seconds[key] for key in order],
+            best=best,
         )
 
     def _update_members(
@@ -254,6 +258,7 @@ class CollectedRound:
       tallies: metrics of all nodes together, if those of each node are unknown.
       outliers: names of the capped numbers of each member, by key (protocol/combine.py).
       step_seconds: time of a local update at each node of each member, as measured there.
+      best: w^f, [parameters], if nodes evaluated it in addition to w.
     """
 
     answers: list[Answer]
@@ -264,6 +269,7 @@ class CollectedRound:
     tallies: tuple[Tally, ...] = ()
     outliers: Mapping[Any, tuple[str, ...]] = field(default_factory=dict)
     step_seconds: Sequence[Float64] = ()
+    best: Float32 | None = None
 
     @property
     def reports(self) -> Report | Reports:
@@ -282,18 +288,16 @@ class CollectedRound:
     def times(self) -> NodeTimes:
         return NodeTimes(self.numbers, np.concatenate(self.step_seconds))
 
-    def evaluation(self, broadcast: Broadcast) -> NodeEvaluation | None:
-        """Metrics on the nodes' test samples, if requested and available."""
+    @property
+    def evaluation(self) -> NodeEvaluation | None:
         tallies = [answer.tallies for answer in self.answers if answer.tallies]
         if self.tallies:
             tallies = [self.tallies]
         if not tallies:
             return None
         nodes = [each[0] for each in tallies]
-        if broadcast.tallies < 2 or broadcast.catch_up is None:
-            return NodeEvaluation(nodes)
-        best = [each[1] for each in tallies]
-        return NodeEvaluation(nodes, best, broadcast.catch_up.best)
+        best = () if self.best is None else [each[1] for each in tallies]
+        return NodeEvaluation(nodes, best, self.best)
 
     def usage(
         self, updates: int, own: Mapping[str, float], wire_bytes: int
