@@ -160,7 +160,7 @@ def test_one_file_names_each_resource(name: str) -> None:
         assert name not in strings, file
 
 
-class TestRoundUsage:
+class TestCombinedUsage:
     TWO = (
         Usage(
             {"time": Reading(0.1, 1.0), "cpu": Reading(0.2, 2.0)}, nodes=3, wire_bytes=10

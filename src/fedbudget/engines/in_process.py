@@ -185,6 +185,7 @@ class InProcessNodes(SimulatedNodes):
       counters: of this process.
       present: which fleets take part in each round; None for all.
       attack: what some nodes do to the run.
+      together: all nodes as one fleet, for a quicker trial than with many.
       rest: see `SimulatedNodes`.
     """
 
@@ -197,10 +198,14 @@ class InProcessNodes(SimulatedNodes):
         present: Iterator[Flags] | None = None,
         *,
         attack: "Attack | None" = None,
+        together: Fleet | None = None,
         **rest: Any,
     ) -> None:
         super().__init__(present, **rest)
         self._group = NodeGroup(fleets, counters)
+        self._trial_group = self._group
+        if together is not None:
+            self._trial_group = NodeGroup([together], counters)
         self._attack = attack
 
     def answer(self, broadcast: Broadcast, present: Flags | None) -> SimulatedRound:
@@ -211,7 +216,7 @@ class InProcessNodes(SimulatedNodes):
         return SimulatedRound(report, report.nodes, [usage])
 
     def trials(self, first: Broadcast) -> Sequence[Usage]:
-        return [self._group.trial(first)]
+        return [self._trial_group.trial(first)]
 
     def memory(self) -> tuple[NodeGroupState]:
         return (self._group.memory(),)

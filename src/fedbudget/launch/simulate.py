@@ -106,16 +106,17 @@ def simulate(
             eta = method.step_size.first().eta
             engine = _baseline(inputs, shards, eta, meters, resumed)
         else:
+            together = _fleet(settings, model, shards)
             nodes = InProcessNodes(
                 build_fleets(settings, model, shards),
                 meters.counters(),
                 attendance(settings),
                 attack=attack,
+                together=together,
                 **_node_options(settings, model),
             )
-            rehearsal = None
-            if meters.time.source == "measured":
-                rehearsal = _fleet(settings, model, shards)
+            measured = meters.time.source == "measured"
+            rehearsal = together if measured else None
             engine = _engine(inputs, method, meters, nodes, resumed, rehearsal)
             aggregator = engine.aggregator
     return SimulatedRun(
