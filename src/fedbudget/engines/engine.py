@@ -124,7 +124,7 @@ class RoundEngine(Engine):
 
     Args:
       meters: of the run's budget.
-      policy: deadlines, evaluations and other choices; the default is for simulated nodes.
+      policy: choices for rounds with nodes on other machines.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class RoundEngine(Engine):
         self.aggregator = aggregator
         self.nodes = nodes
         self.meters = meters
-        self.policy = policy or RoundPolicy()
+        self.policy = policy
         if nodes.remote:
             self.checkpoint_interval = 0.0
         self._shortened: Counter[int] = Counter()  # shortened updates by node number
@@ -168,10 +168,10 @@ class RoundEngine(Engine):
         began = read()
         bytes_before = nodes.wire_bytes
         while isinstance(message, Broadcast):
-            lost = nodes.lost(message.round)
-            if lost:
-                message = aggregator.forget(lost)
-            broadcast, terms = self.policy.announce(aggregator, message)
+            broadcast = message
+            terms = RoundTerms()
+            if self.policy is not None:
+                broadcast, terms = self.policy.announce(aggregator, message)
             nodes.begin(broadcast, terms)
             if last is not None:
                 paused = read()
@@ -227,7 +227,8 @@ class RoundEngine(Engine):
             usage = replace(usage, slowness=float(longest) / updates)
         elif meters.time.source == "measured":
             times = collected.times
-        self.policy.learn(self.aggregator, collected, usage, evaluation)
+        if self.policy is not None:
+            self.policy.learn(self.aggregator, collected, usage, evaluation)
         return self.aggregator.receive(
             collected.reports,
             meters.read(usage),
@@ -327,10 +328,6 @@ class Nodes(ABC):
         """Bytes of all messages so far; 0 if `Collected.usage` contains them."""
         return 0
 
-    def lost(self, coming: int) -> Sequence[int]:
-        """Numbers of nodes whose drift state is lost before round `coming`, each once."""
-        return ()
-
     @abstractmethod
     def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
         """Send a broadcast to all idle nodes."""
@@ -410,14 +407,13 @@ class Collected(Protocol):
         """
 
 
-class RoundPolicy:
-    """Choices for each round; simulated nodes need none."""
+class RoundPolicy(Protocol):
+    """Choices for each round with nodes on other machines."""
 
     def announce(
         self, aggregator: Aggregator, broadcast: Broadcast
     ) -> tuple[Broadcast, RoundTerms]:
         """Return the broadcast to send, and the terms of its round."""
-        return broadcast, _DEFAULT_TERMS
 
     def learn(
         self,
@@ -432,9 +428,6 @@ class RoundPolicy:
           usage: without evaluations.
           evaluation: of evaluations at nodes, if any.
         """
-
-
-_DEFAULT_TERMS = RoundTerms()
 
 
 @contextmanager

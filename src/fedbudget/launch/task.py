@@ -241,6 +241,7 @@ def prepare_remote(
         participation = Participation(partial(_attendance, settings))
     evaluation_seconds = evaluation_usage(trials, 0).seconds if nodes_test else 0.0
     policy = RemotePolicy(
+        nodes,
         meters,
         settings.min_nodes or 1,
         Deadlines(meters, settings.round_timeout, trial, evaluation_seconds),

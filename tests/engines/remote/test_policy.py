@@ -208,7 +208,7 @@ def run(
     seen: list[Any] = []
     running = {name: how.pop(name) for name in ("interrupted", "save") if name in how}
     policy = RemotePolicy(
-        meters, deadlines=Deadlines(meters, LONG, TRIAL), **{"least": 2, **how}
+        server, meters, deadlines=Deadlines(meters, LONG, TRIAL), **{"least": 2, **how}
     )
     outcome = RoundEngine(ours, server, meters, policy).run(
         observe=lambda *both: seen.append(both), **running

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedbudget.arrays import Flags
-from fedbudget.engines.engine import Collected, RoundPolicy, RoundTerms
+from fedbudget.engines.engine import Collected, RoundTerms
+from fedbudget.engines.remote.round import RemoteNodes
 from fedbudget.evaluation.points import EvaluationPoints, share_of
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import FEWEST
@@ -154,7 +155,7 @@ class CompressionChoice:
 
 
 @dataclass(eq=False)
-class RemotePolicy(RoundPolicy):
+class RemotePolicy:
     """Choices for nodes on other machines.
 
     Args:
@@ -164,6 +165,7 @@ class RemotePolicy(RoundPolicy):
       participation: chooses the nodes of each round; None for all.
     """
 
+    nodes: RemoteNodes
     meters: Meters
     least: int
     deadlines: "Deadlines"
@@ -177,6 +179,9 @@ class RemotePolicy(RoundPolicy):
     def announce(
         self, aggregator: Aggregator, broadcast: Broadcast
     ) -> tuple[Broadcast, RoundTerms]:
+        lost = self.nodes.lost(broadcast.round)
+        if lost:
+            broadcast = aggregator.forget(lost)
         if self.points is not None:
             broadcast = self._with_evaluation(aggregator, broadcast, self.points)
         resting: Collection[int] = ()

@@ -57,6 +57,10 @@ class RemoteNodes(Nodes):
         return vars(self.counters).copy()
 
     @abstractmethod
+    def lost(self, coming: int) -> list[int]:
+        """Numbers of nodes whose drift state is lost before round `coming`, each once."""
+
+    @abstractmethod
     def finish(self) -> "CollectedRound":
         """Wait until the round is over."""
 
