@@ -119,6 +119,7 @@ class Engine(ABC):
         return None
 
 
+@dataclass(eq=False)
 class RoundEngine(Engine):
     """Runs rounds between an aggregator and nodes.
 
@@ -127,18 +128,13 @@ class RoundEngine(Engine):
       policy: choices for rounds with nodes on other machines.
     """
 
-    def __init__(
-        self,
-        aggregator: Aggregator,
-        nodes: "Nodes",
-        meters: Meters,
-        policy: "RoundPolicy | None" = None,
-    ) -> None:
-        self.aggregator = aggregator
-        self.nodes = nodes
-        self.meters = meters
-        self.policy = policy
-        if nodes.remote:
+    aggregator: Aggregator
+    nodes: "Nodes"
+    meters: Meters
+    policy: "RoundPolicy | None" = None
+
+    def __post_init__(self) -> None:
+        if self.nodes.remote:
             self.checkpoint_interval = 0.0
         self._shortened: Counter[int] = Counter()  # shortened updates by node number
 
