@@ -114,7 +114,7 @@ def _messages(case: "Case") -> tuple[list[bytes], list[bytes]]:
     from fedbudget.engines.grpc.stream import frames
     from fedbudget.engines.remote.wire import pack_broadcast, pack_report
     from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
-    from fedbudget.resources.resource import NodeCosts, Reading
+    from fedbudget.resources.resource import Reading, Usage
 
     w = np.random.default_rng(0).normal(size=case.parameters).astype(np.float32)
     frugal, one = case.method == "frugal", np.full(1, 0.5)
@@ -125,6 +125,6 @@ def _messages(case: "Case") -> tuple[list[bytes], list[bytes]]:
     broadcast = Broadcast(9, w, 1, 0.01, request, best=True, stop=False, drift=drift)
     more = {"rho": one, "beta": one, "plain": one, "corrected": one} if frugal else {}
     report = Report(9, np.arange(1), np.full(1, 4), one, one, w[None], **more)
-    costs = NodeCosts({"time": Reading(1e-4, 1e-3)})
+    costs = Usage({"time": Reading(1e-4, 1e-3)})
     packed = pack_broadcast(broadcast, base_round=8, catch_up=False)
     return frames(packed), frames(pack_report(report, costs, w.tobytes()))

@@ -37,7 +37,6 @@ from fedbudget.engines.engine import Engine, Observer
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.aggregator import Outcome, Round
-from fedbudget.protocol.messages import Broadcast
 
 NODES = 50
 WARMING_UP = 2  # rounds that are not measured; the first loads the data
@@ -92,10 +91,10 @@ def our_turn() -> tuple[list[float], list[Float32]]:
 
     class Timed(Engine):
         def run(self, *, observe: Observer, **rest: Any) -> Outcome:
-            def observe_and_note(round_: Round, broadcast: Broadcast) -> None:
-                observe(round_, broadcast)
+            def observe_and_note(round_: Round, w: Float32) -> None:
+                observe(round_, w)
                 ended.append(time.perf_counter())
-                ws.append(broadcast.w)
+                ws.append(w)
 
             return plan.engine.run(observe=observe_and_note, **rest)
 

@@ -63,7 +63,7 @@ def batching() -> dict[str, float]:
 def _run(rounds: int) -> Worker:
     """Prepare a run of one node through the public API, with simulated costs."""
     plan = _plan(rounds)
-    return lambda: plan.engine.run(observe=lambda round_, broadcast: None)
+    return lambda: plan.engine.run(observe=lambda round_, w: None)
 
 
 def _updates(rounds: int) -> Worker:

@@ -195,8 +195,8 @@ def serve(
       model: a name, or a custom model that nodes need too: a PyTorch module or its class,
         any `Model`, a function that creates one, or a file and a name in it, such as
         `net.py:Net`.
-      budget, until, task, controller, step_size, update, combine, features, callbacks, track: see
-        `fedbudget.train`.
+      budget, until, task, controller, step_size, update, combine, features, callbacks,
+        track: see `fedbudget.train`.
       data: samples of the aggregator itself, in a form of `fedbudget.join`.
       test: test samples in the same form, or the name of a dataset.
       out: folder of the run, needed to resume it; without it nothing is written.

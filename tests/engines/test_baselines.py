@@ -19,17 +19,16 @@ from fedbudget.errors import UserError
 from fedbudget.models import LinearRegression, SquaredSvm
 from fedbudget.models.base import Descent, Model, loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
-from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.energy import DeclaredEnergy
 from fedbudget.resources.kinds import DGD, SGD, Profile, SimulatedTime, WireBytes
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import Cost, Meter, Metering, RoundUsage, Source
+from fedbudget.resources.resource import Cost, Meter, Metering, Source, Usage
 from support.problems import MODELS, problem
 
-History = list[tuple[Round, Broadcast]]
+History = list[tuple[Round, Float32]]
 
 ETA = 0.05
-USAGE = RoundUsage(updates=1, nodes=1, wire_bytes=0, readings={})
+USAGE = Usage({})
 
 
 def centralized_meters(
@@ -48,8 +47,8 @@ def run_centralized(
 ) -> tuple[Outcome, History]:
     history: History = []
     outcome = baselines.CentralizedEngine(
-        given.model,
-        given.table,
+        model=given.model,
+        table=given.table,
         w=given.start(3),
         eta=ETA,
         batch=batch,
@@ -58,7 +57,7 @@ def run_centralized(
         ledger=baselines.open_centralized_ledger(meters, USAGE),
         rounds=rounds,
     ).run(
-        observe=lambda round_, broadcast: history.append((round_, broadcast)),
+        observe=lambda round_, w: history.append((round_, w)),
         interrupted=lambda: interrupted(history),
     )
     return outcome, history
@@ -75,10 +74,10 @@ class TestCentralizedDescent:
             given, centralized_meters({"time": 1.0}, 1 / self.STEPS), batch=batch
         )
         w: Float64 = given.start(3).astype(np.float64)
-        for (round_, broadcast), rows in zip(
+        for (round_, started), rows in zip(
             history, self.rows(len(given.table), batch), strict=True
         ):
-            assert broadcast.w == pytest.approx(w, rel=1e-4, abs=1e-5)
+            assert started == pytest.approx(w, rel=1e-4, abs=1e-5)
             assert round_.loss == pytest.approx(
                 given.loss(w, given.x[rows], given.y[rows]), rel=1e-4
             )
@@ -100,7 +99,7 @@ class TestCentralizedDescent:
         )
         assert [round_.round for round_, _ in history] == [1, 2, 3, 4]
         assert [round_.t for round_, _ in history] == [1, 2, 3, 4]
-        for round_, broadcast in history:
+        for round_, _ in history:
             assert (round_.tau, round_.reason, round_.nodes, round_.eta) == (
                 1,
                 Reason.FIXED,
@@ -108,12 +107,6 @@ class TestCentralizedDescent:
                 ETA,
             )
             assert round_.best_loss == round_.loss
-            assert (
-                broadcast.round,
-                broadcast.tau,
-                broadcast.request.estimate,
-                broadcast.stop,
-            ) == (round_.round, 1, False, False)
 
 
 class TestCentralizedEnd:
@@ -122,9 +115,7 @@ class TestCentralizedEnd:
         # η λ = 5: every step overshoots.
         given = problem("linear", seed=4, regularization=100.0)
         outcome, history = run_centralized(given, centralized_meters({"time": 1.0}, 0.25))
-        losses = [
-            loss_over(given.model, broadcast.w, given.table) for _, broadcast in history
-        ]
+        losses = [loss_over(given.model, w, given.table) for _, w in history]
         assert losses == sorted(losses)
         assert loss_over(given.model, outcome.w, given.table) > losses[-1]
 
@@ -203,7 +194,7 @@ class TestCentralizedBudget:
         )
         observing = 0.0
 
-        def observe(round_: Round, broadcast: Broadcast) -> None:
+        def observe(round_: Round, w: Float32) -> None:
             nonlocal observing
             began = time.perf_counter()
             if round_.round <= 10:
@@ -212,8 +203,8 @@ class TestCentralizedBudget:
 
         began = time.perf_counter()
         outcome = baselines.CentralizedEngine(
-            given.model,
-            given.table,
+            model=given.model,
+            table=given.table,
             w=given.start(3),
             eta=ETA,
             batch=None,
@@ -284,7 +275,7 @@ class FixedTime:
     def __init__(self, step: float, aggregation: float) -> None:
         self.cost = Cost(step, aggregation)
 
-    def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
+    def read(self, usage: Usage, time: Cost | None = None) -> Cost:
         return self.cost
 
     expect = read
@@ -317,8 +308,8 @@ def run_asynchronous(
 ) -> tuple[Outcome, History]:
     history: History = []
     outcome = baselines.AsynchronousEngine(
-        model,
-        shards,
+        model=model,
+        shards=shards,
         w=model.initial(0) if w is None else w,
         eta=eta,
         batch=batch,
@@ -328,7 +319,7 @@ def run_asynchronous(
         ledger=baselines.open_asynchronous_ledger(meters, shards, speeds),
         rounds=rounds,
     ).run(
-        observe=lambda round_, broadcast: history.append((round_, broadcast)),
+        observe=lambda round_, w: history.append((round_, w)),
         interrupted=lambda: interrupted(history),
     )
     return outcome, history
@@ -384,9 +375,7 @@ def test_one_node_equals_centralized_descent(name: str, batch: int | None) -> No
     meters = centralized_meters({"time": 50.0}, 1.0)
     expected, centralized = run_centralized(given, meters, batch=batch)
     assert len(history) == 50
-    assert [broadcast.w.tobytes() for _, broadcast in history] == [
-        broadcast.w.tobytes() for _, broadcast in centralized
-    ]
+    assert [w.tobytes() for _, w in history] == [w.tobytes() for _, w in centralized]
     assert [round_.loss for round_, _ in history] == [
         round_.loss for round_, _ in centralized
     ]
@@ -436,9 +425,9 @@ class TestTwoNodesByHand:
         assert outcome.stopped_by == "time"
 
     def test_two_pushes_form_a_round(self) -> None:
-        """The broadcast of a round is the w before its first push."""
+        """The observed w is the one before the round's first push."""
         _, history = self.run(3.75)
-        assert [broadcast.w.tolist() for _, broadcast in history] == [
+        assert [w.tolist() for _, w in history] == [
             [0.0],
             [-2.0],
             [0.015625],
@@ -634,7 +623,7 @@ class TestAsynchronousEnd:
         """A cost drawn above the expected one does not cancel the only push."""
 
         class Slower(FixedTime):
-            def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
+            def read(self, usage: Usage, time: Cost | None = None) -> Cost:
                 return Cost(2.0, 0.0)
 
         model, shards = quadratic_nodes([1.0])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.resources.carbon import INTERVAL, STALE, CodeCarbon, _PowerSamples
-from fedbudget.resources.resource import MeterError, is_estimate, machine, this_host
+from fedbudget.resources.resource import MeterError, Reading, estimated, this_host
 
 
 class Clock:
@@ -101,8 +101,8 @@ def test_codecarbon_estimates_energy() -> None:
         meter._tracker.flush()
         assert meter._samples.count >= 2
         assert meter._samples._watts > 0
-        assert is_estimate(meter.host)
-        assert machine(meter.host) == this_host()
+        assert meter.host == estimated(this_host())
+        assert Reading(1.0, 2.0, meter.host).estimated
     finally:
         meter.close()
 

@@ -10,20 +10,21 @@ from fedbudget.resources.energy import DeclaredEnergy, MeasuredEnergy, energy_re
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.rapl import Rapl
 from fedbudget.resources.resource import (
-    CombinedReading,
     Cost,
     MeterError,
     Metering,
-    RoundUsage,
+    Reading,
+    Usage,
+    estimated,
 )
 from support.usage import usage
 
 TIME = Cost(0.5, 2.0)
 UNMETERED = usage()
 # 10 updates of 4 J are 40 of the 55 J.
-METERED = usage(energy=CombinedReading(4.0, 55.0, nodes=4))
-PARTLY_METERED = usage(energy=CombinedReading(4.0, 55.0, nodes=3))
-ESTIMATE = usage(energy=CombinedReading(4.0, 55.0, nodes=4, estimated=True))
+METERED = usage(energy=Reading(4.0, 55.0, nodes=4))
+PARTLY_METERED = usage(energy=Reading(4.0, 55.0, nodes=3))
+ESTIMATE = usage(energy=Reading(4.0, 55.0, estimated(""), nodes=4))
 DECLARED = DeclaredEnergy(watts=3.0, joules_per_byte=1e-6)
 NO_BYTES = DeclaredEnergy(watts=3.0, joules_per_byte=0.0)
 
@@ -84,7 +85,7 @@ class TestMeasured:
         ],
     )
     def test_source_of_all_rounds(
-        self, declared: DeclaredEnergy, rounds: list[RoundUsage], source: str
+        self, declared: DeclaredEnergy, rounds: list[Usage], source: str
     ) -> None:
         meters = network(declared)
         for each in rounds:
@@ -103,7 +104,7 @@ class TestMeasured:
         meter = MeasuredEnergy(NO_BYTES)
         values = {"step": 4.0, "whole": 55.0, part: unknown}
         with pytest.raises(MeterError, match="energy of a round is unknown"):
-            meter.read(usage(energy=CombinedReading(**values, nodes=3)), TIME)  # type: ignore[arg-type]
+            meter.read(usage(energy=Reading(**values, nodes=3)), TIME)  # type: ignore[arg-type]
         meter.read(METERED, TIME)
         assert meter.source == "measured"
 

@@ -17,7 +17,7 @@ from fedbudget.resources.kinds import (
     Profile,
     SimulatedTime,
 )
-from fedbudget.resources.resource import CombinedReading, Cost, Metering, RoundUsage, Source
+from fedbudget.resources.resource import Cost, Metering, Reading, Source, Usage
 from support.usage import usage
 
 DRAWS = 20_000
@@ -25,8 +25,8 @@ TIME = Cost(0.5, 2.0)
 SIMULATED = SimulatedTime(SGD, np.random.default_rng(0))
 
 
-def time_usage(updates: int, step: float = 9.0, whole: float = 99.0) -> RoundUsage:
-    return RoundUsage(updates, 5, 0, {"time": CombinedReading(step, whole, 5)})
+def time_usage(updates: int, step: float = 9.0, whole: float = 99.0) -> Usage:
+    return Usage({"time": Reading(step, whole, nodes=5)}, 5, updates=updates)
 
 
 @pytest.mark.parametrize(

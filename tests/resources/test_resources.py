@@ -23,16 +23,15 @@ from fedbudget.launch.inputs import from_dataset
 from fedbudget.launch.serve import serving
 from fedbudget.launch.simulate import simulate
 from fedbudget.resources import RESOURCES, register, round_usage
-from fedbudget.resources.counters import FunctionReader, Snapshot
+from fedbudget.resources.counters import FunctionReader
 from fedbudget.resources.resource import (
-    CombinedReading,
     CounterMeter,
     Meter,
     Metering,
-    NodeCosts,
     Reader,
     Reading,
     Resource,
+    Usage,
 )
 from fedbudget.result import Result
 from fedbudget.runs.folder import Run
@@ -161,12 +160,12 @@ def test_one_file_names_each_resource(name: str) -> None:
         assert name not in strings, file
 
 
-class TestRoundUsage:
+class TestCombinedUsage:
     TWO = (
-        NodeCosts(
+        Usage(
             {"time": Reading(0.1, 1.0), "cpu": Reading(0.2, 2.0)}, nodes=3, wire_bytes=10
         ),
-        NodeCosts(
+        Usage(
             {"time": Reading(0.3, 0.5), "cpu": Reading(0.4, 3.0)},
             nodes=2,
             wire_bytes=20,
@@ -175,29 +174,38 @@ class TestRoundUsage:
     )
 
     def test_resources_combine_in_different_ways(self) -> None:
-        used = round_usage(self.TWO, updates=4, own=Snapshot({"time": 9.0, "cpu": 0.5}))
+        used = round_usage(self.TWO, updates=4, own={"time": 9.0, "cpu": 0.5})
         assert (used.updates, used.nodes, used.wire_bytes) == (4, 5, 30)
-        assert used.readings["time"] == CombinedReading(0.3, 9.0, nodes=5)
+        assert used.readings["time"] == Reading(0.3, 9.0, nodes=5)
         assert used.readings["cpu"].step == pytest.approx(0.6)
         assert used.readings["cpu"].whole == 2.5
 
     def test_trial_uses_node_readings(self) -> None:
         used = round_usage(self.TWO)
-        assert used.readings["time"] == CombinedReading(0.3, 1.0, nodes=5)
+        assert used.readings["time"] == Reading(0.3, 1.0, nodes=5)
         assert used.readings["cpu"].whole == 5.0
 
-    def test_counted_bytes_replace_those_of_nodes(self) -> None:
-        assert round_usage(self.TWO, wire_bytes=123).wire_bytes == 123
+    def test_counted_bytes_add_to_those_of_nodes(self) -> None:
+        assert round_usage(self.TWO, wire_bytes=123).wire_bytes == 123 + 30
+
+    @pytest.mark.parametrize("metered", [-1, 6])
+    def test_too_many_metered_nodes(
+        self, metered: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wrong = Reading(1.0, 2.0, nodes=metered)
+        monkeypatch.setattr(RESOURCES["cpu"], "combine", lambda nodes, own: wrong)
+        with pytest.raises(ValueError, match="nodes of a round with 5"):
+            round_usage(self.TWO)
 
     def test_groups_without_nodes_do_not_count(self) -> None:
-        assert round_usage([*self.TWO, NodeCosts({}, nodes=0)]) == round_usage(self.TWO)
+        assert round_usage([*self.TWO, Usage({}, nodes=0)]) == round_usage(self.TWO)
 
     def test_unknown_resources_are_ignored(self) -> None:
         """A node may report resources that the aggregator does not have."""
-        unknown = NodeCosts({"time": Reading(0.1, 1.0), "water": Reading(1.0, 2.0)})
+        unknown = Usage({"time": Reading(0.1, 1.0), "water": Reading(1.0, 2.0)})
         assert round_usage([unknown]).readings.keys() == {"time"}
 
     def test_round_without_nodes_costs_time(self) -> None:
-        assert round_usage([], own=Snapshot({"time": 2.5})).readings == {
-            "time": CombinedReading(0.0, 2.5, 0)
+        assert round_usage([], own={"time": 2.5}).readings == {
+            "time": Reading(0.0, 2.5, nodes=0)
         }

@@ -219,7 +219,7 @@ def test_non_finite_w_resumes_from_best(tmp_path: Path) -> None:
     assert state.w.tobytes() == saved.best.tobytes()
     assert state.drift is not None
     assert not state.drift.mean.any()
-    assert not state.broadcast.drift.correct  # type: ignore[union-attr]
+    assert not state.broadcast.drift.correct
     assert state.ledger.spent.tolist() == saved.ledger.spent.tolist()
 
 

@@ -24,7 +24,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.launch.execute import execute
 from fedbudget.launch.inputs import dataset_to_test_on, from_dataset
 from fedbudget.launch.serve import serving
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 from fedbudget.result import Result
 from fedbudget.settings.network import ListenOptions
 from fedbudget.settings.settings import Settings
@@ -43,7 +43,7 @@ class Lies:
     """
 
     hello: Callable[[Hello], Hello] = lambda hello: hello
-    ready: Callable[[NodeCosts], NodeCosts] = lambda costs: costs
+    ready: Callable[[Usage], Usage] = lambda costs: costs
     answer: Callable[[Answer, RoundRequest], Answer] = lambda answer, request: answer
 
 
@@ -57,7 +57,7 @@ class LyingWorker(Worker):
     def hello(self, instance: str) -> Hello:
         return self._lies.hello(super().hello(instance))
 
-    def start(self, welcome: Welcome) -> NodeCosts:
+    def start(self, welcome: Welcome) -> Usage:
         return self._lies.ready(super().start(welcome))
 
     def answer(self, request: RoundRequest) -> Answer:

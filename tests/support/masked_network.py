@@ -6,7 +6,12 @@ from typing import Any
 
 import numpy as np
 
+<<<<<<< HEAD
 from fedbudget.engines.grpc.masked_sums import MaskedSums
+=======
+from fedbudget.engines.engine import RoundTerms
+from fedbudget.engines.grpc.masked_rounds import MaskingTerms
+>>>>>>> engines
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.secure.identity import Trust
@@ -52,7 +57,7 @@ def repeat_round(net: Network, broadcast: Broadcast, left: float = LONG) -> Coll
     """
     for member in net.server.members.values():
         member.base_round = broadcast.round - 1
-    net.server.begin(broadcast, least=1, timeout=LONG, left=left)
+    net.server.begin(broadcast, RoundTerms(1, LONG, left))
     return net.server.finish()
 
 

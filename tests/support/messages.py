@@ -19,14 +19,14 @@ from fedbudget.engines.remote.wire import VERSION, ExpectedReport
 from fedbudget.models.description import ModelDescription, TensorDescription
 from fedbudget.protocol.features.compression import KINDS, Kind, decode, encode
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
-from fedbudget.resources.resource import NodeCosts, Reading
+from fedbudget.resources.resource import Reading, Usage
 
 AMOUNTS = st.floats(0, 1e300)
 NAMES = st.text(max_size=200)
 RESOURCE_NAMES = st.text("abcdefghijklmnopqrstuvwxyzXYZ", min_size=1, max_size=20)
 READINGS = st.builds(Reading, AMOUNTS, AMOUNTS, NAMES)
 COSTS = st.builds(
-    lambda time, others: NodeCosts({"time": time, **others}),
+    lambda time, others: Usage({"time": time, **others}),
     READINGS,
     st.dictionaries(RESOURCE_NAMES, READINGS, max_size=5),
 )

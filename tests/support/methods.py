@@ -10,16 +10,26 @@ from fedbudget.budget.budget import Budget, Costs
 from fedbudget.budget.control import AdaptiveTau, BalancedTau, FixedTau
 from fedbudget.budget.spending import CarefulSpending
 from fedbudget.budget.step_size import AutoStep, FixedStep, SearchedStep
+<<<<<<< HEAD
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.features.feature import Feature
+=======
+from fedbudget.data.shards import Shards
+from fedbudget.engines.engine import Nodes, RoundTerms
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+>>>>>>> engines
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Outcome, Round
 from fedbudget.protocol.update import Accelerate, ServerMomentum
 from fedbudget.resources.kinds import SGD, SimulatedTime
+<<<<<<< HEAD
 from fedbudget.resources.resource import RoundUsage
 from support.fleets import single_node_fleets
+=======
+from fedbudget.resources.resource import Usage
+>>>>>>> engines
 from support.problems import costs, problem
 
 BUDGET = Budget({"time": 2.0})
@@ -98,7 +108,11 @@ def simulated_time() -> SimulatedTime:
 
 
 def read_costs(time: SimulatedTime, broadcast: Broadcast) -> Costs:
+<<<<<<< HEAD
     cost = time.read(RoundUsage(broadcast.steps, nodes=3, wire_bytes=0, readings={}))
+=======
+    cost = time.read(Usage({}, nodes=3, updates=max(1, broadcast.tau)))
+>>>>>>> engines
     return costs([cost.step], [cost.aggregation])
 
 
@@ -136,3 +150,16 @@ def bits(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [bits(each) for each in value]
     return value
+
+
+def recorded_broadcasts(nodes: Nodes) -> list[Broadcast]:
+    """A list that receives each broadcast to these nodes."""
+    sent: list[Broadcast] = []
+    begin = nodes.begin
+
+    def begin_and_record(broadcast: Broadcast, terms: RoundTerms) -> None:
+        sent.append(broadcast)
+        begin(broadcast, terms)
+
+    nodes.begin = begin_and_record  # type: ignore[method-assign]
+    return sent

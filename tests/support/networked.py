@@ -20,6 +20,7 @@ from fedbudget.budget.control import AdaptiveTau, FixedTau
 from fedbudget.budget.spending import CarefulSpending, PaperSpending, PrivateSpending
 from fedbudget.budget.step_size import FixedStep
 from fedbudget.data.dataset import Dataset, Part
+from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
@@ -242,9 +243,7 @@ class Network:
             broadcast = self.aggregator.forget(lost)
         self.sent.append(broadcast.w)
         needs_reports = self.aggregator.method.needs_reports
-        self.server.begin(
-            broadcast, least=least, timeout=timeout, left=left, needs_reports=needs_reports
-        )
+        self.server.begin(broadcast, RoundTerms(least, timeout, left, needs_reports))
         return broadcast
 
     def finish(self) -> CollectedRound:

@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedbudget.arrays import Float32, Int64
-from fedbudget.engines.in_process import InProcessEngine
+from fedbudget.engines.engine import RoundEngine
+from fedbudget.engines.in_process import InProcessNodes
 from fedbudget.launch.inputs import batch_of
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import Overrides
@@ -233,11 +234,9 @@ def train_with_absences(
     ]
     assert plan.aggregator is not None
     attendance = (np.isin(range(len(fleets)), nodes) for nodes in present)
-    return (
-        InProcessEngine(plan.aggregator, fleets, plan.meters, attendance)
-        .run(observe=lambda *_: None)
-        .w.tobytes()
-    )
+    nodes = InProcessNodes(fleets, plan.meters.counters(), attendance)
+    engine = RoundEngine(plan.aggregator, nodes, plan.meters)
+    return engine.run(observe=lambda *_: None).w.tobytes()
 
 
 def sample_shards(number: int) -> list[tuple[Float32, Int64]]:

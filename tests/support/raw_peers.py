@@ -19,8 +19,12 @@ from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.engines.remote.wire import EncodedBroadcast, pack_report
 from fedbudget.protocol.features.compression import encode
 from fedbudget.protocol.messages import Broadcast, Report
+<<<<<<< HEAD
 from fedbudget.resources.resource import NodeCosts
 from support.messages import with_field
+=======
+from fedbudget.resources.resource import Usage
+>>>>>>> engines
 from support.methods import bits
 from support.networked import (
     COSTS,
@@ -81,7 +85,7 @@ def report_of(
     w: float = 0.5,
     loss: float = 0.5,
     nodes: int = 1,
-    costs: NodeCosts = COSTS,
+    costs: Usage = COSTS,
     **other: Any,
 ) -> list[bytes]:
     """A made-up report as messages; `other` fields replace those of the first message."""

@@ -12,7 +12,7 @@ import pytest
 
 from fedbudget.engines.grpc.admission import AUDIT
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest
-from fedbudget.resources.resource import NodeCosts, Reading
+from fedbudget.resources.resource import Reading, Usage
 from fedbudget.result import Result
 from support.hostile import Lies, train_with_liar
 
@@ -56,7 +56,7 @@ def moving(
 
 
 def costing(lie: Callable[[Mapping[str, Reading]], Mapping[str, Reading]]) -> Lies:
-    def changed(costs: NodeCosts) -> NodeCosts:
+    def changed(costs: Usage) -> Usage:
         return replace(costs, readings=lie(costs.readings))
 
     return Lies(

@@ -60,10 +60,10 @@ def begun(server):
     pending = server._rounds.pending
     return pending is not None and pending.broadcast.round == now and pending.asked
 
-def killed_begin(server, broadcast, **options):
+def killed_begin(server, broadcast, terms):
     global now
     now = broadcast.round
-    begin(server, broadcast, **options)
+    begin(server, broadcast, terms)
     if phase == "broadcast sent" and now == when:
         while not begun(server) or server._thread._tasks:
             time.sleep(0.001)

@@ -52,60 +52,82 @@ Rules of the asynchronous baseline:
 """
 
 import heapq
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.budget.budget import Costs, Ledger
-from fedbudget.budget.control import Decision, Reason
-from fedbudget.budget.step_size import StepSizeState
+from fedbudget.budget.control import Reason
 from fedbudget.data.sampling import Sampler, SamplerState
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.engine import Condition, Engine, Observer, Pay, Save, no_payment
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
-from fedbudget.protocol.state import Outcome, Round
-from fedbudget.protocol.messages import LOSSES, Broadcast, TrainRound
-from fedbudget.protocol.state import AggregatorState, Phase
-from fedbudget.resources.counters import ResourceCounters, Snapshot
+from fedbudget.protocol.state import Outcome, Phase, Round
+from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.kinds import CENTRALIZED_SGD, DGD, Gaussian, Profile
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import CombinedReading, Cost, RoundUsage, TimeMeter
+from fedbudget.resources.resource import Cost, TimeMeter, Usage
 from fedbudget.resources.speeds import require_speeds
 
 FAST = 4.0
 SLOW = 1.0
-_CYCLE = RoundUsage(updates=1, nodes=1, wire_bytes=0, readings={})
+_CYCLE = Usage({})
 """One local update and one exchange, for the meter of simulated time."""
 
 
 @dataclass(frozen=True)
-class CentralizedState:
-    """Engine state in a checkpoint: meters and position in the mini-batch stream."""
+class BaselineState:
+    """A baseline between two rounds, in a checkpoint.
 
-    engine: str
+    Args:
+      round: number of the coming round.
+      w: [parameters].
+      ledger: what was spent.
+      meters: state of the meters.
+      positions: of all nodes in their mini-batch streams.
+      pulled: the w that each asynchronous node pulled last, [parameters].
+      time: of the last push.
+      coming: (time, node) of each node's next push, in heap order; None before the first.
+    """
+
+    phase: ClassVar[Phase] = Phase.ROUND  # a larger budget always buys more rounds
+    round: int
+    w: Float32
+    ledger: Ledger
     meters: dict[str, Any]
-    position: SamplerState
+    positions: tuple[SamplerState, ...]
+    pulled: tuple[Float32, ...] = ()
+    time: float = 0.0
+    coming: tuple[tuple[float, int], ...] | None = None
+
+    def require_possible(self) -> None:
+        """Raise ValueError for a state that no run can reach, as of a corrupt file."""
+        if not 1 <= self.round < 2**63:
+            raise ValueError(f"round is {self.round}")
+        if self.w.ndim != 1 or not self.w.size or not np.isfinite(self.w).all():
+            raise ValueError(f"w has shape {self.w.shape}, or is not finite")
+        self.ledger.require_possible()
 
 
-@dataclass(eq=False)
-class CentralizedEngine(Engine):
-    """Centralized gradient descent.
+@dataclass(eq=False, kw_only=True)
+class BaselineEngine(Engine):
+    """Gradient descent without an aggregator.
 
     Args:
       w: w(0), [parameters].
       eta: step size.
-      batch: samples in a mini-batch; None for all samples.
+      batch: samples in a mini-batch; None for all samples of a node.
       seed: random seed of the mini-batches.
-      ledger: from `open_centralized_ledger`.
-      rounds: maximum number of steps, in addition to the budget.
+      ledger: with nothing spent.
+      rounds: maximum number of rounds, in addition to the budget.
     """
 
     model: Model
-    table: Table
     w: Float32
     eta: float
     batch: int | None
@@ -115,9 +137,23 @@ class CentralizedEngine(Engine):
     rounds: int | None = None
 
     def __post_init__(self) -> None:
-        self._shards = Shards.whole(self.table)
-        self._sampler = Sampler(self._shards.size, self.batch, self.seed)
         self._number = 0
+        self._counters = self.meters.counters()
+
+    @abstractmethod
+    def _round(self) -> tuple[float, int]:
+        """Make a round: move w and charge the ledger.
+
+        Returns: the round's loss, and the number of nodes in it.
+        """
+
+    @abstractmethod
+    def _spent(self) -> str | None:
+        """Name of the resource that does not cover another round, if any."""
+
+    @abstractmethod
+    def _samplers(self) -> Sequence[Sampler]:
+        """Mini-batch streams of all nodes."""
 
     def run(
         self,
@@ -127,46 +163,94 @@ class CentralizedEngine(Engine):
         save: Save = lambda: None,
         pay: Pay = no_payment,
     ) -> Outcome:
-        now = self.meters.counters().read
-        mark = now()
+        now = self._counters.read
+        self._mark = now()  # of the last round's end, without the time of observers
         while (stopped_by := self._stopped_by(interrupted)) is None:
             start = self.w
             self._number += 1
-            descent = self.model.descend(
-                start[None], self._shards, self._sampler.round(1, fresh=True), self.eta
-            )
-            self.w = descent.w[0]
-            elapsed = now() - mark
-            mark += elapsed
-            costs = _step_only(self.meters.read(_usage(elapsed)))
-            self.ledger = self.ledger.charge(1, costs)
-
+            loss, nodes = self._round()
             paused = now()
-            loss = float(descent.losses[0])
-            observe(*_as_round(self._number, start, self.eta, loss, self.ledger, nodes=1))
-            mark += now() - paused
+            observe(self._record(loss, nodes), start)
+            self._mark += now() - paused
         save()
         return Outcome(self.w, stopped_by, self.ledger)
 
     def _stopped_by(self, interrupted: Condition) -> str | None:
         if not self._number:
             return None
-        step = self.ledger.costs.step  # an evaluation costs the same
-        if not self.ledger.fits(step):
-            return self.ledger.nearest_limit(step)
-        return _other_stop(self._number, self.rounds, interrupted)
+        if (resource := self._spent()) is not None:
+            return resource
+        if self.rounds is not None and self._number >= self.rounds:
+            return "rounds"
+        return "interrupted" if interrupted() else None
 
-    def state(self) -> tuple[AggregatorState[StepSizeState, None], CentralizedState]:
-        own = CentralizedState("in-process", self.meters.state(), self._sampler.position)
-        return _as_state(self._number, self.w, self.eta, self.ledger), own
+    def _record(self, loss: float, nodes: int) -> Round:
+        """Record of a round with τ=1."""
+        return Round(
+            round=self._number,
+            t=self._number,
+            tau=1,
+            reason=Reason.FIXED,
+            eta=self.eta,
+            loss=loss,
+            best_loss=loss,
+            estimates=None,
+            kept=(),
+            ledger=self.ledger,
+            expected=None,
+            nodes=nodes,
+            left_out=(),
+        )
 
-    def recall(self, state: AggregatorState[Any, Any], own: CentralizedState) -> None:
-        """Restore the state of a checkpoint, before the first step."""
+    def state(self) -> tuple[BaselineState, dict[str, str]]:
+        positions = tuple(sampler.position for sampler in self._samplers())
+        state = BaselineState(
+            self._number + 1, self.w, self.ledger, self.meters.state(), positions
+        )
+        return state, {"engine": "in-process"}
+
+    def recall(self, state: BaselineState) -> None:
+        """Restore the state of a checkpoint, before the first round."""
         self._number = state.round - 1
         self.w = state.w
         self.ledger = replace(state.ledger, budget=self.ledger.budget)
-        self.meters.restore(own.meters)
-        self._sampler.restore(own.position)
+        self.meters.restore(state.meters)
+        for sampler, position in zip(self._samplers(), state.positions, strict=True):
+            sampler.restore(position)
+
+
+@dataclass(eq=False, kw_only=True)
+class CentralizedEngine(BaselineEngine):
+    """Centralized gradient descent; a round is a step.
+
+    Args:
+      table: all samples.
+    """
+
+    table: Table
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._shards = Shards.whole(self.table)
+        self._sampler = Sampler(self._shards.size, self.batch, self.seed)
+
+    def _round(self) -> tuple[float, int]:
+        batches = self._sampler.round(1, fresh=True)
+        descent = self.model.descend(self.w[None], self._shards, batches, self.eta)
+        self.w = descent.w[0]
+        elapsed = self._counters.read() - self._mark
+        self._mark += elapsed
+        usage = Usage(self._counters.readings(elapsed, elapsed, 1))
+        costs = _step_only(self.meters.read(usage))
+        self.ledger = self.ledger.charge(1, costs)
+        return float(descent.losses[0]), 1
+
+    def _spent(self) -> str | None:
+        step = self.ledger.costs.step  # an evaluation costs the same
+        return None if self.ledger.fits(step) else self.ledger.nearest_limit(step)
+
+    def _samplers(self) -> Sequence[Sampler]:
+        return [self._sampler]
 
 
 def profile(batch: int | None) -> Profile:
@@ -190,21 +274,22 @@ def trial(
     batch: int | None,
     seed: int,
     counters: ResourceCounters,
-) -> RoundUsage:
+) -> Usage:
     """Measure a step: the quicker of two, after a first one that compiles kernels."""
     shards = Shards.whole(table)
     sampler = Sampler(shards.size, batch, seed)
 
-    def step() -> RoundUsage:
+    def step() -> Usage:
         before = counters.read()
         model.descend(w[None], shards, sampler.round(1, fresh=True), 0.0)
-        return _usage(counters.read() - before)
+        elapsed = counters.read() - before
+        return Usage(counters.readings(elapsed, elapsed, 1))
 
     step()
     return min(step(), step(), key=lambda usage: usage.seconds)
 
 
-def open_centralized_ledger(meters: Meters, trial: RoundUsage) -> Ledger:
+def open_centralized_ledger(meters: Meters, trial: Usage) -> Ledger:
     """Open an empty ledger.
 
     Raises:
@@ -227,181 +312,63 @@ def open_centralized_ledger(meters: Meters, trial: RoundUsage) -> Ledger:
     return Ledger.open(budget, expected)
 
 
-def _as_round(
-    number: int, w: Float32, eta: float, loss: float, ledger: Ledger, nodes: int
-) -> tuple[Round, Broadcast]:
-    """Record and broadcast of a round with τ=1 that started at w, for an observer."""
-    broadcast = TrainRound(
-        round=number, w=w, report=LOSSES, tau=1, eta=eta, effective=1
-    )
-    record = Round(
-        round=number,
-        t=number,
-        tau=1,
-        reason=Reason.FIXED,
-        eta=eta,
-        loss=loss,
-        best_loss=loss,
-        ledger=ledger,
-        expected=None,
-        nodes=nodes,
-        left_out=(),
-    )
-    return record, broadcast
-
-
-def _as_state(
-    number: int, w: Float32, eta: float, ledger: Ledger
-) -> AggregatorState[StepSizeState, None]:
-    """State of an aggregator that has finished round `number`, for a checkpoint."""
-    return AggregatorState(
-        phase=Phase.ROUND,
-        features=(),
-        w=w,
-        best=w,
-        decision=Decision(1, Reason.FIXED),
-        step_size=StepSizeState(eta),
-        update=None,
-        ledger=ledger,
-        states={},
-        round=number + 1,
-        tau=1,
-        t=number,
-    )
-
-
-def _other_stop(number: int, rounds: int | None, interrupted: Condition) -> str | None:
-    """Reason to stop within the budget: the round limit, or an interrupt."""
-    if rounds is not None and number >= rounds:
-        return "rounds"
-    return "interrupted" if interrupted() else None
-
-
-def _usage(elapsed: Snapshot) -> RoundUsage:
-    """Usage of a step: one local update at one node, and nothing sent."""
-    readings = {
-        name: CombinedReading(value, value, 1) for name, value in elapsed.values.items()
-    }
-    return RoundUsage(updates=1, nodes=1, wire_bytes=0, readings=readings)
-
-
 def _step_only(costs: Costs) -> Costs:
     """Costs without the aggregation; simulated time draws a tiny one."""
     return Costs(costs.step, np.zeros_like(costs.aggregation))
 
 
-@dataclass(frozen=True)
-class AsynchronousState:
-    """Engine state in a checkpoint.
+@dataclass(eq=False, kw_only=True)
+class AsynchronousEngine(BaselineEngine):
+    """Asynchronous gradient descent: applies pushes as they arrive; a round is N of them.
 
     Args:
-      pulled: the w that each node pulled last, [parameters].
-      positions: of the nodes in their mini-batch streams.
-      time: of the last push.
-      coming: (time, node) of each node's next push, in heap order; None before the first.
-    """
-
-    engine: str
-    meters: dict[str, Any]
-    pulled: tuple[Float32, ...]
-    positions: tuple[SamplerState, ...]
-    time: float
-    coming: tuple[tuple[float, int], ...] | None
-
-
-@dataclass(eq=False)
-class AsynchronousEngine(Engine):
-    """Asynchronous gradient descent: applies pushes as they arrive.
-
-    Args:
-      w: w(0), [parameters].
-      eta: step size.
-      batch: samples in a mini-batch; None for whole shards.
-      seed: random seed of the mini-batches, the same for every node.
-      meters: source of simulated time.
       speeds: of each node; 1 is the slowest node of the meters' profile.
-      ledger: from `open_asynchronous_ledger`.
-      rounds: maximum number of rounds of N pushes, in addition to the budget.
     """
 
-    model: Model
     shards: Shards
-    w: Float32
-    eta: float
-    batch: int | None
-    seed: int
-    meters: Meters
     speeds: Sequence[float]
-    ledger: Ledger
-    rounds: int | None = None
 
     def __post_init__(self) -> None:
-        self._number = 0
+        super().__post_init__()
         self._nodes = self._build_nodes()
         self._arrivals: _Arrivals | None = None
 
-    def run(
-        self,
-        *,
-        observe: Observer,
-        interrupted: Condition = lambda: False,
-        save: Save = lambda: None,
-        pay: Pay = no_payment,
-    ) -> Outcome:
+    def _round(self) -> tuple[float, int]:
         if self._arrivals is None:
             self._arrivals = _Arrivals.first(self.meters.time, self.speeds)
         arrivals = self._arrivals
-        while (stopped_by := self._stopped_by(arrivals, interrupted)) is None:
-            start = self.w
-            self._number += 1
-            pushes: list[tuple[_Node, float]] = []
-            while not pushes or (
-                len(pushes) < len(self._nodes) and _fits(self.ledger, arrivals.next_time)
-            ):
-                node = self._nodes[arrivals.take()]
-                self.w, loss = node.push(self.w)
-                pushes.append((node, loss))
-            self.ledger = self.ledger.charge(1, _until(arrivals.time, self.ledger))
+        pushes: list[tuple[_Node, float]] = []
+        while not pushes or (
+            len(pushes) < len(self._nodes) and _fits(self.ledger, arrivals.next_time)
+        ):
+            node = self._nodes[arrivals.take()]
+            self.w, loss = node.push(self.w)
+            pushes.append((node, loss))
+        self.ledger = self.ledger.charge(1, _until(arrivals.time, self.ledger))
+        return _mean_loss(pushes), len({id(node) for node, _ in pushes})
 
-            loss = _mean_loss(pushes)
-            nodes = len({id(node) for node, _ in pushes})
-            observe(*_as_round(self._number, start, self.eta, loss, self.ledger, nodes))
-        save()
-        return Outcome(self.w, stopped_by, self.ledger)
+    def _spent(self) -> str | None:
+        assert self._arrivals is not None
+        return None if _fits(self.ledger, self._arrivals.next_time) else "time"
 
-    def _stopped_by(self, arrivals: "_Arrivals", interrupted: Condition) -> str | None:
-        if not self._number:
-            return None
-        if not _fits(self.ledger, arrivals.next_time):
-            return "time"
-        return _other_stop(self._number, self.rounds, interrupted)
+    def _samplers(self) -> Sequence[Sampler]:
+        return [node.sampler for node in self._nodes]
 
-    def state(self) -> tuple[AggregatorState[StepSizeState, None], AsynchronousState]:
+    def state(self) -> tuple[BaselineState, dict[str, str]]:
+        state, own = super().state()
+        state = replace(state, pulled=tuple(node.pulled for node in self._nodes))
         arrivals = self._arrivals
-        nodes = self._nodes
-        own = AsynchronousState(
-            "in-process",
-            self.meters.state(),
-            tuple(node.pulled for node in nodes),
-            tuple(node.sampler.position for node in nodes),
-            0.0 if arrivals is None else arrivals.time,
-            None if arrivals is None else tuple(arrivals.coming),
-        )
-        return _as_state(self._number, self.w, self.eta, self.ledger), own
+        if arrivals is not None:
+            state = replace(state, time=arrivals.time, coming=tuple(arrivals.coming))
+        return state, own
 
-    def recall(self, state: AggregatorState[Any, Any], own: AsynchronousState) -> None:
-        """Restore the state of a checkpoint, before the first push."""
-        self._number = state.round - 1
-        self.w = state.w
-        self.ledger = replace(state.ledger, budget=self.ledger.budget)
-        self.meters.restore(own.meters)
-        nodes = zip(self._nodes, own.pulled, own.positions, strict=True)
-        for node, pulled, position in nodes:
+    def recall(self, state: BaselineState) -> None:
+        super().recall(state)
+        for node, pulled in zip(self._nodes, state.pulled, strict=True):
             node.pulled = pulled
-            node.sampler.restore(position)
-        if own.coming is not None:
+        if state.coming is not None:
             self._arrivals = _Arrivals(
-                self.meters.time, self.speeds, own.time, list(own.coming)
+                self.meters.time, self.speeds, state.time, list(state.coming)
             )
 
     def _build_nodes(self) -> "list[_Node]":

@@ -1,31 +1,60 @@
-"""The engine interface, and the handling of Ctrl-C and SIGTERM.
+"""The loop over rounds, the nodes that it needs, and the handling of Ctrl-C and SIGTERM.
 
-An engine runs rounds between an aggregator and nodes until the run is over. launch/
-prepares an engine, and it runs once. All methods except `run` may be called at any time
-and from any thread.
+`RoundEngine` has the only loop over rounds. In-process fleets, Ray, gRPC and Flower
+implement `Nodes`. The baselines are engines of their own (baselines.py).
+
+Rules of the loop:
+
+- The privacy payment of a round is on disk before its result is sent or observed.
+- A round is observed after the next one has begun. Nodes on other machines work
+  meanwhile, and the clock never stops: a time budget is wall time from the first broadcast
+  to the end. Simulated nodes begin to work only when the loop waits for them, so their
+  clock stops while a round is observed.
+- An interrupted run ends between two rounds of simulated nodes. Nodes on other machines
+  are interrupted in their round, which is charged as far as it got.
+
+launch/ prepares an engine, and it runs once. All methods of an engine except `run` may be
+called at any time and from any thread.
 """
 
+import logging
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
+
+from fedbudget.arrays import Float32, Int64
+from fedbudget.budget.budget import Costs
+from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.features.feature import NodeTimes
+from fedbudget.protocol.features.workload import updates_of
+from fedbudget.protocol.messages import Broadcast, FinalRound, Report
 from fedbudget.protocol.state import AggregatorState, Outcome, Round
+from fedbudget.protocol.sums import NoisySums, Sums
+from fedbudget.resources import round_usage
+from fedbudget.resources.meters import Meters
+from fedbudget.resources.resource import Usage
 
-Observer = Callable[[Round, Broadcast], None]
-"""Called after every round with its record and the broadcast that began it."""
+Observer = Callable[[Round, Float32], None]
+"""Called after every round with its record and the w that it started with."""
 
 Condition = Callable[[], bool]
 Save = Callable[[], None]
 
 Pay = Callable[[int, float], None]
 """Records the privacy cost ρ of a round durably: called with its number and ρ."""
+
+_LOG = logging.getLogger("fedbudget.network")
+_OFTEN = 10  # rounds with a shortened update, until a warning
 
 
 def no_payment(round_: int, rho: float) -> None:
@@ -39,16 +68,16 @@ def settle(aggregator: Aggregator, pay: Pay) -> None:
 
 
 class Engine(ABC):
-    """Runs the rounds of a prepared run; the baselines are engines too.
+    """Runs the rounds of a prepared run.
 
-    Args:
+    Attributes:
       checkpoint_interval: minimum number of seconds between two checkpoints. With 0, a
         checkpoint follows every round and a round is published only after its checkpoint:
         nodes on other machines cannot undo what they spent. Local rounds are repeated
         after a crash.
     """
 
-    checkpoint_interval: ClassVar[float] = 1.0
+    checkpoint_interval = 1.0
 
     @abstractmethod
     def run(
@@ -81,13 +110,326 @@ class Engine(ABC):
         """Network traffic so far: bytes and counts by name."""
         return {}
 
-    def state(self) -> tuple[AggregatorState[Any, Any], object] | None:
+    def state(self) -> tuple[Any, object] | None:
         """Contents of a checkpoint: the aggregator's state and the engine's own.
 
-        The engine's own state consists of frozen dataclasses, mappings, arrays and plain
-        JSON. None if the engine's runs cannot be resumed.
+        A baseline has a state of its own in place of the aggregator's. The engine's own
+        state consists of frozen dataclasses, mappings, arrays and plain JSON. None if the
+        engine's runs cannot be resumed.
         """
         return None
+
+
+@dataclass(eq=False)
+class RoundEngine(Engine):
+    """Runs rounds between an aggregator and nodes.
+
+    Args:
+      meters: of the run's budget.
+      policy: choices for rounds with nodes on other machines.
+    """
+
+    aggregator: Aggregator
+    nodes: "Nodes"
+    meters: Meters
+    policy: "RoundPolicy | None" = None
+
+    def __post_init__(self) -> None:
+        if self.nodes.remote:
+            self.checkpoint_interval = 0.0
+        self._shortened: Counter[int] = Counter()  # shortened updates by node number
+
+    def run(
+        self,
+        *,
+        observe: Observer,
+        interrupted: Condition = lambda: False,
+        save: Save = lambda: None,
+        pay: Pay = no_payment,
+    ) -> Outcome:
+        outcome = self._run_rounds(observe, interrupted, save, pay)
+        reason = "the aggregator was interrupted" if interrupted() else "the run is over"
+        self.nodes.dismiss(reason)
+        return outcome
+
+    def _run_rounds(
+        self, observe: Observer, interrupted: Condition, save: Save, pay: Pay
+    ) -> Outcome:
+        aggregator = self.aggregator
+        nodes = self.nodes
+        counters = self.meters.counters()
+        read = counters.read
+        message = aggregator.pending or aggregator.outcome or aggregator.start()
+        settle(aggregator, pay)
+        last: tuple[Round, Float32] | None = None
+        began = read()
+        bytes_before = nodes.wire_bytes
+        while isinstance(message, Broadcast):
+            broadcast = message
+            terms = RoundTerms()
+            if self.policy is not None:
+                broadcast, terms = self.policy.announce(aggregator, message)
+            nodes.begin(broadcast, terms)
+            if last is not None:
+                paused = read()
+                observe(*last)
+                if not nodes.remote:
+                    began += read() - paused
+                    if interrupted():
+                        save()
+                        return aggregator.interrupt()
+            collected = nodes.finish()
+
+            now = read()
+            used = counters.label(now - began)
+            wire_bytes = nodes.wire_bytes - bytes_before
+            if nodes.remote and (interrupted() or nodes.error):
+                aggregator.charge(unfinished_costs(self.meters, used, wire_bytes))
+                save()
+                return aggregator.interrupt()
+            if not collected.enough:
+                costs = unfinished_costs(self.meters, used, wire_bytes)
+                return aggregator.give_up(costs, "time")
+            began = now
+            bytes_before += wire_bytes
+            message = self._receive(broadcast, collected, used, wire_bytes)
+            settle(aggregator, pay)
+            record = completed_record(aggregator.last, collected)
+            if record.shortened:
+                self._warn_shortened(record.shortened)
+            last = record, broadcast.w
+        if last is not None:
+            observe(*last)
+        if not nodes.remote:  # each round of the others was saved when it was observed
+            save()
+        return message
+
+    def _receive(
+        self,
+        broadcast: Broadcast,
+        collected: "Collected",
+        used: Mapping[str, float],
+        wire_bytes: int,
+    ) -> Broadcast | Outcome:
+        """Charge a complete round, and pass its reports to the aggregator."""
+        meters = self.meters
+        updates = broadcast.steps
+        usage, evaluation = collected.usage(updates, used, wire_bytes)
+        times: NodeTimes | None = None
+        if meters.speeds is not None:
+            numbers = collected.numbers
+            step_times = meters.speeds.step_times(numbers)
+            times = NodeTimes(numbers, step_times)
+            longest = (updates_of(broadcast, numbers) * step_times).max()
+            usage = replace(usage, slowness=float(longest) / updates)
+        elif meters.time.source == "measured":
+            times = collected.times
+        if self.policy is not None:
+            self.policy.learn(self.aggregator, collected, usage, evaluation)
+        return self.aggregator.receive(
+            collected.reports,
+            meters.read(usage),
+            # A wait for missing nodes is no usual cost: they are not asked again soon.
+            usual=not collected.missed,
+            times=None if isinstance(broadcast, FinalRound) else times,
+            peers=collected.peers,
+        )
+
+    def _warn_shortened(self, numbers: Sequence[int]) -> None:
+        """Warn once about each node whose updates are shortened often.
+
+        Any node's update may be shortened now and then when little is left to learn.
+        """
+        self._shortened.update(numbers)
+        new = {number for number in numbers if self._shortened[number] == _OFTEN}
+        for node in self.nodes.node_statuses() if new else ():
+            if new & set(node.numbers):
+                _LOG.warning(
+                    "%s's updates are far longer than those of most, and are cut to length",
+                    node.name,
+                )
+
+    def wake(self) -> None:
+        self.nodes.wake()
+
+    def node_statuses(self) -> Sequence[NodeStatus]:
+        return self.nodes.node_statuses()
+
+    def traffic(self) -> Mapping[str, int]:
+        return self.nodes.traffic()
+
+    def state(self) -> tuple[AggregatorState[Any, Any], Mapping[str, Any]] | None:
+        nodes = self.nodes.state()
+        if nodes is None:
+            return None
+        return self.aggregator.state, {"meters": self.meters.state(), **nodes}
+
+
+def unfinished_costs(meters: Meters, used: Mapping[str, float], wire_bytes: int) -> Costs:
+    """Costs of a round that did not complete; zero if costs are simulated."""
+    zero = np.zeros(len(meters.budget.limits))
+    if meters.time.source == "simulated":
+        return Costs(zero, zero)
+    usage = round_usage([], own=used, wire_bytes=wire_bytes)
+    return Costs(zero, meters.read(usage).aggregation)
+
+
+def completed_record(record: Round | None, collected: "Collected") -> Round:
+    """The record with missing nodes, left-out nodes and the evaluation."""
+    assert record is not None
+    evaluation = collected.evaluation
+    if not collected.missed and not collected.not_finite and evaluation is None:
+        return record
+    left_out = tuple(sorted({*record.left_out, *collected.not_finite}))
+    return replace(
+        record, missed=collected.missed, left_out=left_out, evaluation=evaluation
+    )
+
+
+@dataclass(frozen=True)
+class RoundTerms:
+    """Terms of a round with nodes on other machines.
+
+    Args:
+      least: minimum number of nodes that must report.
+      timeout: seconds until missing nodes are left out, given enough others.
+      left: seconds until the round ends in any case.
+      needs_reports: whether every report is needed; otherwise reports may be summed on
+        arrival.
+      resting: numbers of nodes that are not asked unless the others are too few.
+    """
+
+    least: int = 1
+    timeout: float = float("inf")
+    left: float = float("inf")
+    needs_reports: bool = True
+    resting: Collection[int] = ()
+
+
+class Nodes(ABC):
+    """The nodes of a run, and the way to reach them.
+
+    Attributes:
+      remote: nodes are on other machines and work on their own. The clock runs while they
+        do, and what they spent cannot be undone. Simulated nodes work in `finish`.
+    """
+
+    remote: ClassVar[bool] = False
+
+    @property
+    def error(self) -> str:
+        """Why no further round is possible; empty if one is."""
+        return ""
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of all messages so far; 0 if `Collected.usage` contains them."""
+        return 0
+
+    @abstractmethod
+    def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
+        """Send a broadcast to all idle nodes."""
+
+    @abstractmethod
+    def finish(self) -> "Collected":
+        """Wait until the round is over."""
+
+    def wake(self) -> None:  # noqa: B027 (simulated nodes are not waited for)
+        """Stop waiting; from any thread."""
+
+    def dismiss(self, reason: str) -> None:  # noqa: B027
+        """Send all nodes away, because the run has ended."""
+
+    def node_statuses(self) -> Sequence[NodeStatus]:
+        """Status of all nodes, in the order of their numbers; from any thread."""
+        return ()
+
+    def traffic(self) -> Mapping[str, int]:
+        """Network traffic so far: bytes and counts by name."""
+        return {}
+
+    @abstractmethod
+    def state(self) -> Mapping[str, Any] | None:
+        """State for a checkpoint, with the name of the engine; None if a run with these
+        nodes cannot be resumed."""
+
+
+class Collected(Protocol):
+    """The result of a round at the nodes."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether enough nodes answered."""
+
+    @property
+    def missed(self) -> tuple[int, ...]:
+        """Numbers of nodes that were asked and did not answer in time."""
+
+    @property
+    def not_finite(self) -> tuple[int, ...]:
+        """Numbers of nodes whose report was not finite, and does not count."""
+
+    @property
+    def numbers(self) -> Int64:
+        """Numbers of the nodes whose reports count."""
+
+    @property
+    def reports(self) -> Report | Sums | NoisySums:
+        """The reports for the aggregator."""
+
+    @property
+    def times(self) -> NodeTimes | None:
+        """Seconds of a local update at each node, if measured there."""
+
+    @property
+    def peers(self) -> Int64 | None:
+        """Index of each node's machine, [n]; None if nodes are simulated."""
+
+    @property
+    def evaluation(self) -> NodeEvaluation | None:
+        """Metrics on the nodes' test samples, if requested and available."""
+
+    @property
+    def waited(self) -> Sequence[float]:
+        """Seconds until the answer of each member of a network."""
+
+    @property
+    def line_seconds(self) -> Mapping[int, float]:
+        """Transfer time of each member's messages, by the number of its first node."""
+
+    def usage(
+        self, updates: int, own: Mapping[str, float], wire_bytes: int
+    ) -> tuple[Usage, Usage | None]:
+        """Usage of the round without evaluations, and that of the evaluations, if any.
+
+        Args:
+          updates: local updates at every node.
+          own: counts of the aggregator's process, from one round to the next.
+          wire_bytes: bytes of all messages that the engine counted.
+        """
+
+
+class RoundPolicy(Protocol):
+    """Choices for each round with nodes on other machines."""
+
+    def announce(
+        self, aggregator: Aggregator, broadcast: Broadcast
+    ) -> tuple[Broadcast, RoundTerms]:
+        """Return the broadcast to send, and the terms of its round."""
+
+    def learn(
+        self,
+        aggregator: Aggregator,
+        collected: Collected,
+        usage: Usage,
+        evaluation: Usage | None,
+    ) -> None:
+        """Use the measurements of a complete round, before the aggregator receives it.
+
+        Args:
+          usage: without evaluations.
+          evaluation: of evaluations at nodes, if any.
+        """
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Simulated nodes: their engine, fleets in this process, node groups and attacks.
+"""Simulated nodes: fleets in this process, node groups and attacks.
 
-- The clock stops while a round is observed and runs at all other times. Only the time of
-  local updates counts as local updates.
+- Nodes work while the engine waits for them. Only the time of local updates counts as
+  local updates.
 - A node group answers with sums over its nodes if sums are enough. A lost group can be
   rebuilt from its shards and the broadcasts it received; a copy of its memory shortens
   the replay.
@@ -15,45 +15,35 @@
 """
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedbudget.arrays import Flags, Float32, Float64, Int64
 from fedbudget.data.shards import Shards
-from fedbudget.engines.engine import (
-    Condition,
-    Engine,
-    Observer,
-    Pay,
-    Save,
-    no_payment,
-    settle,
-)
+from fedbudget.engines.engine import Nodes, RoundTerms
 from fedbudget.errors import UserError
-from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.features.compression import Kind, saved_bytes
+from fedbudget.protocol.features.compression import saved_bytes
+from fedbudget.protocol.features.drift import DriftPart
+from fedbudget.protocol.features.feature import FleetState
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import (
     Broadcast,
+    Kind,
     LocalError,
     LossReport,
     Report,
-    TrainRound,
     UpdateReport,
 )
-from fedbudget.protocol.state import AggregatorState, Outcome
 from fedbudget.protocol.sums import Sums, branches
-from fedbudget.protocol.features.drift import DriftPart
-from fedbudget.protocol.features.feature import FleetState, NodeTimes
-from fedbudget.protocol.features.workload import updates_of
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import round_usage
-from fedbudget.resources.counters import ResourceCounters, Snapshot
-from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import NodeCosts, RoundUsage
+from fedbudget.resources.counters import ResourceCounters
+from fedbudget.resources.resource import Usage
 
 _ATTACK_SCALE = np.float32(10.0)
 
@@ -90,31 +80,34 @@ class SimulationState:
     groups: tuple[NodeGroupState, ...] | None
 
 
-class SimulatedNodes(Protocol):
-    """The nodes of a simulated run, in this process or in others."""
+@dataclass(frozen=True)
+class SimulatedRound:
+    """The result of a round of simulated nodes; see `Collected`.
 
-    engine: ClassVar[str]
+    Args:
+      usages: of each node group.
+    """
 
-    @property
-    def took_part(self) -> Int64:
-        """Numbers of the nodes in the last round, ascending."""
+    reports: Report | Sums
+    numbers: Int64
+    usages: Sequence[Usage]
+    enough: bool = True
+    missed: tuple[int, ...] = ()
+    not_finite: tuple[int, ...] = ()
+    times: None = None  # nodes are measured together
+    peers: None = None  # simulated nodes are trusted
+    evaluation: None = None  # the aggregator's process has all test samples
+    waited: tuple[float, ...] = ()
+    line_seconds: Mapping[int, float] = field(default_factory=dict)
 
-    def answer(self, broadcast: Broadcast) -> tuple[Report | Sums, Sequence[NodeCosts]]:
-        """Run one round.
-
-        Returns: the reports, and the costs of each node or of each group of nodes.
-        """
-
-    def memory(self) -> tuple[NodeGroupState, ...]:
-        """State of all nodes between two rounds."""
-
-    def recall(self, groups: Sequence[NodeGroupState]) -> None:
-        """Restore what `memory` returned, before the first round."""
+    def usage(
+        self, updates: int, own: Mapping[str, float], wire_bytes: int
+    ) -> tuple[Usage, Usage | None]:
+        return round_usage(self.usages, updates=updates, own=own), None
 
 
-@dataclass(eq=False)
-class SimulationEngine(Engine):
-    """Runs rounds between an aggregator and simulated nodes.
+class SimulatedNodes(Nodes):
+    """Simulated nodes, in this process or in others.
 
     Args:
       present: which nodes take part in each round; None for all.
@@ -123,159 +116,165 @@ class SimulationEngine(Engine):
       compress: compression of vectors, which the byte counts simulate.
     """
 
-    aggregator: Aggregator
-    nodes: SimulatedNodes
-    meters: Meters
-    present: Iterator[Flags] | None = None
-    remembers: bool = True
-    compress: Kind = "none"
-
-    def run(
-        self,
-        *,
-        observe: Observer,
-        interrupted: Condition = lambda: False,
-        save: Save = lambda: None,
-        pay: Pay = no_payment,
-    ) -> Outcome:
-        aggregator = self.aggregator
-        now = self.meters.counters().read
-        message = aggregator.pending or aggregator.outcome or aggregator.start()
-        settle(aggregator, pay)
-        mark = now()
-        while isinstance(message, Broadcast):
-            broadcast = message
-            if self.compress != "none":
-                broadcast = replace(message, compress=self.compress)
-            report, node_costs = self.nodes.answer(broadcast)
-            whole = now() - mark
-            mark += whole
-
-            costs = self.meters.read(self._usage(broadcast, node_costs, whole))
-            message = aggregator.receive(report, costs, times=self._times(broadcast))
-            settle(aggregator, pay)
-            assert aggregator.last is not None
-            paused = now()
-            observe(aggregator.last, broadcast)
-            mark += now() - paused
-
-            if interrupted() and isinstance(message, Broadcast):
-                save()
-                return aggregator.interrupt()
-        save()
-        return message
-
-    def _usage(
-        self, broadcast: Broadcast, node_costs: Sequence[NodeCosts], whole: Snapshot
-    ) -> RoundUsage:
-        """Usage of a round, with the time of the slowest node."""
-        nodes = self.nodes.took_part
-        steps = broadcast.steps
-        slowness = self.meters.slowness(nodes, updates_of(broadcast, nodes), steps)
-        usage = round_usage(node_costs, updates=steps, own=whole)
-        return replace(usage, slowness=slowness)
-
-    def _times(self, broadcast: Broadcast) -> NodeTimes | None:
-        nodes = self.nodes.took_part
-        trains = isinstance(broadcast, TrainRound)
-        times = self.meters.step_times(nodes) if trains else None
-        return None if times is None else NodeTimes(nodes, times)
-
-    def state(self) -> tuple[AggregatorState[Any, Any], SimulationState]:
-        present = self.present
-        groups = self.nodes.memory() if self.remembers else None
-        drawn = present.state() if isinstance(present, Attendance) else None
-        own = SimulationState(self.nodes.engine, self.meters.state(), drawn, groups)
-        return self.aggregator.state, own
-
-    def recall(self, state: SimulationState) -> None:
-        """Restore the state of a checkpoint, before the first round."""
-        self.meters.restore(state.meters)
-        if isinstance(self.present, Attendance) and state.present is not None:
-            self.present.restore(state.present)
-        if state.groups is not None:
-            self.nodes.recall(state.groups)
-
-
-class InProcessEngine(SimulationEngine):
-    """Aggregator and fleets in this process.
-
-    Args:
-      present: which fleets take part in each round; None for all.
-      remembers: whether checkpoints include the nodes' memory.
-      attack: what some nodes do to the run.
-      compress: compression of vectors, which the byte counts simulate.
-    """
+    engine: ClassVar[str]
 
     def __init__(
         self,
-        aggregator: Aggregator,
-        fleets: Sequence[Fleet],
-        meters: Meters,
-        present: Iterator[Flags] | None = None,
+        present: Iterator[Flags] | None,
         *,
         remembers: bool = True,
-        attack: "Attack | None" = None,
         compress: Kind = "none",
     ) -> None:
-        nodes = InProcessNodes(meters.counters(), fleets, present, attack)
-        super().__init__(aggregator, nodes, meters, present, remembers, compress)
+        self._present = present
+        self._remembers = remembers
+        self._compress = compress
+        self._broadcast: Broadcast | None = None
+
+    @abstractmethod
+    def answer(self, broadcast: Broadcast, present: Flags | None) -> SimulatedRound:
+        """Run one round.
+
+        Args:
+          present: which nodes take part; None for all.
+        """
+
+    @abstractmethod
+    def trials(self, rounds: Sequence[Broadcast]) -> Sequence[Usage]:
+        """Usage of a trial round at each node group."""
+
+    @abstractmethod
+    def memory(self) -> tuple[NodeGroupState, ...]:
+        """State of all nodes between two rounds."""
+
+    @abstractmethod
+    def recall(self, groups: Sequence[NodeGroupState]) -> None:
+        """Restore what `memory` returned, before the first round."""
+
+    def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
+        if self._compress != "none":
+            broadcast = replace(broadcast, compress=self._compress)
+        self._broadcast = broadcast
+
+    def trial(self, rounds: Sequence[Broadcast]) -> Usage:
+        """Measure a round on copies of the nodes.
+
+        Args:
+          rounds: three rounds with τ=1, and a final round if the run has one.
+        """
+        tried = [replace(each, compress=self._compress) for each in rounds]
+        return round_usage(self.trials(tried))
+
+    def finish(self) -> SimulatedRound:
+        assert self._broadcast is not None
+        # Drawn only now: a checkpoint between `begin` and `finish` precedes the round.
+        present = None if self._present is None else next(self._present)
+        return self.answer(self._broadcast, present)
+
+    def state(self) -> dict[str, Any]:
+        present = self._present
+        return {
+            "engine": self.engine,
+            "present": present.state() if isinstance(present, Attendance) else None,
+            "groups": self.memory() if self._remembers else None,
+        }
+
+    def restore(self, state: SimulationState) -> None:
+        """Restore the state of a checkpoint, before the first round."""
+        if isinstance(self._present, Attendance) and state.present is not None:
+            self._present.restore(state.present)
+        if state.groups is not None:
+            self.recall(state.groups)
 
 
-class InProcessNodes:
+class InProcessNodes(SimulatedNodes):
     """Fleets in this process.
 
     Args:
       counters: of this process.
       present: which fleets take part in each round; None for all.
       attack: what some nodes do to the run.
+      together: all nodes as one fleet, for a quicker trial than with many.
+      rest: see `SimulatedNodes`.
     """
 
     engine: ClassVar[str] = "in-process"
 
     def __init__(
         self,
-        counters: ResourceCounters,
         fleets: Sequence[Fleet],
+        counters: ResourceCounters,
         present: Iterator[Flags] | None = None,
+        *,
         attack: "Attack | None" = None,
+        together: Fleet | None = None,
+        **rest: Any,
     ) -> None:
-        self._counters = counters
+        super().__init__(present, **rest)
+        self._group = NodeGroup(fleets, counters)
+        self._trial_group = self._group
+        if together is not None:
+            self._trial_group = NodeGroup([together], counters)
         self._attack = attack
-        self._fleets = fleets
-        self._present = present
-        self._all = np.ones(len(fleets), dtype=bool)
-        self._nodes = np.array([len(fleet.numbers) for fleet in fleets])
-        self.took_part: Int64 = np.empty(0, np.int64)
-        self.ever_present: Flags = np.zeros(len(fleets), dtype=bool)
-        self._previous: Flags = self.ever_present  # fleets of the last round: up to date
 
-    def answer(self, broadcast: Broadcast) -> tuple[Report, Sequence[NodeCosts]]:
-        present = None if self._present is None else next(self._present)
-        report, costs = self.answer_with(broadcast, present)
+    def answer(self, broadcast: Broadcast, present: Flags | None) -> SimulatedRound:
+        report, usage = self._group.report(broadcast, present)
         assert report is not None
         if self._attack is not None:
             report = self._attack.on(report, broadcast)
-        return report, [costs]
+        return SimulatedRound(report, report.nodes, [usage])
 
-    def answer_with(
-        self, broadcast: Broadcast, present: Flags | None
-    ) -> tuple[Report | None, NodeCosts]:
-        """Run one round.
+    def trials(self, rounds: Sequence[Broadcast]) -> Sequence[Usage]:
+        return [self._trial_group.trial(rounds)]
+
+    def memory(self) -> tuple[NodeGroupState]:
+        return (self._group.memory(),)
+
+    def recall(self, groups: Sequence[NodeGroupState]) -> None:
+        (memory,) = groups
+        self._group.recall(memory)
+
+
+class NodeGroup:
+    """Nodes of a simulated run that share a process and answer together.
+
+    Args:
+      fleets: one fleet of all nodes, or one per node if some may be absent.
+      counters: of this process.
+      summed: whether sums over nodes are enough for the aggregator; otherwise `answer`
+        returns the report of every node.
+    """
+
+    def __init__(
+        self, fleets: Sequence[Fleet], counters: ResourceCounters, *, summed: bool = True
+    ) -> None:
+        self._fleets = fleets
+        self._counters = counters
+        self._summed = summed
+        self._all = np.ones(len(fleets), dtype=bool)
+        self._nodes = np.array([len(fleet.numbers) for fleet in fleets])
+        self._sizes = np.array([fleet.shards.size.sum() for fleet in fleets])
+        self._ever_present: Flags = np.zeros(len(fleets), dtype=bool)
+        self._previous: Flags = self._ever_present  # fleets of the last round: up to date
+        self._sums: Sums | None = None
+
+    def report(
+        self, broadcast: Broadcast, present: Flags | None = None
+    ) -> tuple[Report | None, Usage]:
+        """Run one round, for an aggregator in this process.
 
         Args:
           present: which fleets take part; None for all.
 
-        Returns: the report, None if no fleet takes part; and the costs.
+        Returns: the report, None if no fleet takes part; and the usage.
         """
         now = self._counters.read
         if present is None:
             present = self._all
         informed = int(self._nodes[self._previous & present].sum())
         self._previous = present
-        self.ever_present = self.ever_present | present
+        self._ever_present = self._ever_present | present
         if not present.any():
-            return None, NodeCosts({}, nodes=0)
+            return None, Usage({}, nodes=0)
 
         fleets = list(itertools.compress(self._fleets, present))
         began = now()
@@ -284,25 +283,60 @@ class InProcessNodes:
         updating = now()
         for fleet in fleets:
             fleet.update()
-        update_costs = now() - updating
+        updates = now() - updating
         report = Report.merge([fleet.report() for fleet in fleets])
-        self.took_part = report.nodes
-        readings = self._counters.readings(
-            update_costs, now() - began, broadcast.steps
-        )
+        readings = self._counters.readings(updates, now() - began, broadcast.steps)
         wire_bytes = _wire_bytes(broadcast, report, informed)
-        return report, NodeCosts(readings, len(report.nodes), wire_bytes, here=True)
+        return report, Usage(readings, len(report.nodes), wire_bytes, here=True)
 
-    def memory(self) -> tuple[NodeGroupState]:
+    def answer(
+        self, broadcast: Broadcast, present: Flags | None = None
+    ) -> tuple[Sums | Report | None, Usage]:
+        """Run one round, for an aggregator in another process.
+
+        Args:
+          present: which fleets take part; None for all.
+
+        Returns: the sums or reports, None if no fleet takes part; and the usage.
+        """
+        began = self._counters.read()
+        report, usage = self.report(broadcast, present)
+        if report is None:
+            return None, usage
+        report.require_answers(broadcast)
+        self._sums = Sums.of(report, broadcast.report, self._begins)
+        sums = replace(self._sums, all_data=self._all_data(), report=None)
+
+        # Includes the time of the sums.
+        whole = self._counters.label(self._counters.read() - began)
+        readings = {
+            name: replace(reading, whole=whole[name])
+            for name, reading in usage.readings.items()
+        }
+        usage = replace(usage, readings=readings, here=False)
+        return sums if self._summed else report, usage
+
+    def distance_sums(self, name: str, mean: Float32) -> Float64:
+        """Distance sums of the last round's vectors; see `Sums`."""
+        assert self._sums is not None
+        return self._sums.distance_sums(name, mean)
+
+    def trial(self, rounds: Sequence[Broadcast]) -> Usage:
+        """Usage of a round, measured on copies of the fleets."""
+        return trial([fleet.fork() for fleet in self._fleets], rounds, self._counters)
+
+    def memory(self) -> NodeGroupState:
         fleets = [
             fleet.memory() if started else None
-            for fleet, started in zip(self._fleets, self.ever_present, strict=True)
+            for fleet, started in zip(self._fleets, self._ever_present, strict=True)
         ]
-        return (NodeGroupState(tuple(fleets), self.ever_present, self._previous),)
+        return NodeGroupState(tuple(fleets), self._ever_present, self._previous)
 
-    def recall(self, groups: Sequence[NodeGroupState]) -> None:
-        """Restore what `memory` returned, before the first round."""
-        (memory,) = groups
+    def recall(self, memory: NodeGroupState) -> float:
+        """Restore what `memory` returned, before the first round.
+
+        Returns: the number of samples of all nodes that ever took part.
+        """
         lengths = {len(memory.fleets), len(memory.met), len(memory.before)}
         if lengths != {len(self._fleets)}:
             raise LocalError(
@@ -311,8 +345,19 @@ class InProcessNodes:
         for fleet, state in zip(self._fleets, memory.fleets, strict=True):
             if state is not None:
                 fleet.recall(state)
-        self.ever_present = memory.met
+        self._ever_present = memory.met
         self._previous = memory.before
+        return self._all_data()
+
+    @cached_property
+    def _begins(self) -> Int64:
+        """First node of each branch to sum."""
+        first = int(self._fleets[0].numbers[0])
+        end = int(self._fleets[-1].numbers[-1]) + 1
+        return branches(first, end)[:-1]
+
+    def _all_data(self) -> float:
+        return float(self._sizes[self._ever_present].sum())
 
 
 def _wire_bytes(broadcast: Broadcast, report: Report, informed: int) -> int:
@@ -330,79 +375,6 @@ def _wire_bytes(broadcast: Broadcast, report: Report, informed: int) -> int:
     compressed = nodes * len(report.vectors) + informed * vectors
     saved = saved_bytes(broadcast.compress, compressed, broadcast.w.size)
     return sent + report.wire_bytes - saved
-
-
-class NodeGroup:
-    """Nodes of a simulated run that share a process and answer together.
-
-    Args:
-      fleets: one fleet of all nodes, or one per node if some may be absent.
-      counters: of this process.
-      summed: whether sums over nodes are enough for the aggregator; otherwise the group
-        returns the report of every node.
-    """
-
-    def __init__(
-        self, fleets: Sequence[Fleet], counters: ResourceCounters, *, summed: bool = True
-    ) -> None:
-        self._fleets = fleets
-        self._counters = counters
-        self._nodes = InProcessNodes(counters, fleets)
-        self._summed = summed
-        first = int(fleets[0].numbers[0])
-        end = int(fleets[-1].numbers[-1]) + 1
-        self._begins = branches(first, end)[:-1]
-        self._sizes = np.array([fleet.shards.size.sum() for fleet in fleets])
-        self._sums: Sums | None = None
-
-    def answer(
-        self, broadcast: Broadcast, present: Flags | None = None
-    ) -> tuple[Sums | Report | None, NodeCosts]:
-        """Run one round.
-
-        Args:
-          present: which fleets take part; None for all.
-
-        Returns: the sums or reports, None if no fleet takes part; and the costs.
-        """
-        began = self._counters.read()
-        report, costs = self._nodes.answer_with(broadcast, present)
-        if report is None:
-            return None, costs
-        report.require_answers(broadcast)
-        self._sums = Sums.of(report, broadcast.report, self._begins)
-        sums = replace(self._sums, all_data=self._all_data(), report=None)
-
-        whole = self._counters.read() - began  # includes the time of the sums
-        readings = {
-            name: replace(reading, whole=whole[name])
-            for name, reading in costs.readings.items()
-        }
-        costs = replace(costs, readings=readings, here=False)
-        return sums if self._summed else report, costs
-
-    def distance_sums(self, name: str, mean: Float32) -> Float64:
-        """Distance sums of the last round's vectors; see `Sums`."""
-        assert self._sums is not None
-        return self._sums.distance_sums(name, mean)
-
-    def trial(self, rounds: Sequence[Broadcast]) -> NodeCosts:
-        """Costs of a round, measured on copies of the fleets."""
-        return trial([fleet.fork() for fleet in self._fleets], rounds, self._counters)
-
-    def memory(self) -> NodeGroupState:
-        return self._nodes.memory()[0]
-
-    def recall(self, memory: NodeGroupState) -> float:
-        """Restore what `memory` returned, before the first round.
-
-        Returns: the number of samples of all nodes that ever took part.
-        """
-        self._nodes.recall([memory])
-        return self._all_data()
-
-    def _all_data(self) -> float:
-        return float(self._sizes[self._nodes.ever_present].sum())
 
 
 class Attendance(Iterator[Flags]):
@@ -435,7 +407,7 @@ class Attendance(Iterator[Flags]):
 
 def trial(
     fleets: Sequence[Fleet], rounds: Sequence[Broadcast], counters: ResourceCounters
-) -> NodeCosts:
+) -> Usage:
     """Measure a round on fleets that are discarded afterwards; compile all kernels.
 
     The first round does not count: it compiles kernels and has nothing to estimate from.
@@ -449,18 +421,18 @@ def trial(
     Raises:
       UserError: if no node's loss is finite, because no round would change that.
     """
-    nodes = InProcessNodes(counters, fleets)
-    costs = []
+    nodes = NodeGroup(fleets, counters)
+    usages = []
     for broadcast in rounds:
-        report, (measured,) = nodes.answer(broadcast)
-        costs.append(measured)
+        report, usage = nodes.report(broadcast)
+        usages.append(usage)
     if isinstance(report, LossReport) and not np.isfinite(report.losses).any():
         raise UserError(
             f"the loss of {fleets[0].model.name} is {report.losses[0]} before training: "
             "the samples contain non-finite numbers, or the model computes non-finite "
             "numbers from them"
         )
-    return min(costs[1:3], key=lambda each: each.seconds)
+    return min(usages[1:3], key=lambda each: each.seconds)
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,18 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from fedbudget import python_file
-from fedbudget.arrays import Flags, Float32, Float64, Int64
-from fedbudget.engines.in_process import NodeGroup, NodeGroupState
+from fedbudget.arrays import Flags, Float32, Float64
+from fedbudget.engines.in_process import (
+    NodeGroup,
+    NodeGroupState,
+    SimulatedNodes,
+    SimulatedRound,
+)
 from fedbudget.errors import UserError, WorkError
 from fedbudget.models.compiling import numba_if_installed
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Sums
-from fedbudget.resources import round_usage
-from fedbudget.resources.resource import NodeCosts, RoundUsage
+from fedbudget.resources.resource import Usage
 
 # Send no usage reports to Ray's makers, unless the user enables them.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -116,7 +120,7 @@ def group_bounds(nodes: int, actors: int) -> list[int]:
     return [*firsts, nodes]
 
 
-class RayNodes:
+class RayNodes(SimulatedNodes):
     """The nodes of a run, as groups on a cluster.
 
     Args:
@@ -125,6 +129,7 @@ class RayNodes:
       actors: number of groups, each with at least one node.
       cpus: cores of the cluster, shared by the actors.
       present: which nodes take part in each round; None for all.
+      rest: see `SimulatedNodes`.
     """
 
     engine: ClassVar[str] = "ray"
@@ -137,7 +142,9 @@ class RayNodes:
         actors: int,
         cpus: float,
         present: Iterator[Flags] | None = None,
+        **rest: Any,
     ) -> None:
+        super().__init__(present, **rest)
         for module in python_file.modules():  # other processes may not have these
             ray.cloudpickle.register_pickle_by_value(module)
         stored = ray.put(factory)
@@ -145,9 +152,7 @@ class RayNodes:
             _RemoteGroup(stored, first, end, cpus / actors)
             for first, end in pairwise(group_bounds(nodes, actors))
         ]
-        self._present = present
         self._in_round: Sequence[_RemoteGroup] = ()  # groups with nodes in the last round
-        self.took_part: Int64 = np.empty(0, np.int64)
         try:
             for group in self._groups:  # start all before waiting for any
                 group.start()
@@ -156,24 +161,13 @@ class RayNodes:
             self.close()
             raise
 
-    def trial(self, rounds: Sequence[Broadcast]) -> RoundUsage:
-        """Measure a round on copies of the groups."""
-        broadcast = ray.put(rounds)
-        return round_usage(
-            self._each(self._groups, lambda group: group.call("trial", broadcast))
-        )
+    def trials(self, rounds: Sequence[Broadcast]) -> Sequence[Usage]:
+        message = ray.put(rounds)
+        return self._each(self._groups, lambda group: group.call("trial", message))
 
-    def answer(
-        self, broadcast: Broadcast
-    ) -> tuple[Sums | Report, Sequence[NodeCosts]]:
+    def answer(self, broadcast: Broadcast, present: Flags | None) -> SimulatedRound:
         message = ray.put(broadcast)
-        present = None if self._present is None else next(self._present)
-        if present is None:
-            self.took_part = np.arange(self._groups[-1].end)
-        else:
-            self.took_part = np.flatnonzero(present)
-
-        answers: list[tuple[Sums | Report | None, NodeCosts]] = self._each(
+        answers: list[tuple[Sums | Report | None, Usage]] = self._each(
             self._groups, lambda group: group.call("answer", message, group.own(present))
         )
         self._in_round = []
@@ -182,18 +176,21 @@ class RayNodes:
             if part is not None:
                 self._in_round.append(group)
 
-        costs = [each for _, each in answers]
+        numbers = np.arange(self._groups[-1].end)
+        if present is not None:
+            numbers = np.flatnonzero(present)
+        usages = [usage for _, usage in answers]
         if reports := [part for part, _ in answers if isinstance(part, Report)]:
-            return Report.merge(reports), costs
+            return SimulatedRound(Report.merge(reports), numbers, usages)
         merged = Sums.merge([part for part, _ in answers if isinstance(part, Sums)])
         all_data = sum(group.all_data for group in self._groups)
-        return replace(merged, all_data=all_data, distances=self.distance_sums), costs
+        sums = replace(merged, all_data=all_data, distances=self.distance_sums)
+        return SimulatedRound(sums, numbers, usages)
 
     def memory(self) -> tuple[NodeGroupState, ...]:
         return tuple(self._each(self._groups, lambda group: group.call("memory")))
 
     def recall(self, groups: Sequence[NodeGroupState]) -> None:
-        """Restore what `memory` returned for the same groups, before the first round."""
         for group, memory in zip(self._groups, groups, strict=True):
             group.base = ray.put(memory)
         sizes = self._each(self._groups, lambda group: group.call("recall", group.base))

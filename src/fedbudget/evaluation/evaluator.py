@@ -28,7 +28,6 @@ from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.evaluation.targets import NOISE, MetricTarget, has_stalled, well_below
 from fedbudget.launch.prepared import PreparedRun, evaluation_points
 from fedbudget.models.base import loss_over
-from fedbudget.protocol.messages import Broadcast, FinalRound
 from fedbudget.protocol.state import Round
 from fedbudget.runs.record import RoundRecord
 
@@ -104,15 +103,16 @@ class Evaluator:
         """Return whether an evaluation is due after this share of the budget."""
         return self._points.due(share)
 
-    def evaluate_if_due(self, round_: Round, broadcast: Broadcast) -> HeldOutMetrics:
+    def evaluate_if_due(self, round_: Round, w: Float32) -> HeldOutMetrics:
         """Return the metrics of the w that a round started with; empty if none are due."""
         if self._prepared.nodes_test:
-            return self._from_nodes(round_.evaluation, broadcast)
+            return self._from_nodes(round_.evaluation, w)
         share = round_.ledger.share
-        if self._prepared.test is None or not (self.due(share) or isinstance(broadcast, FinalRound)):
+        due = self._points.due(share) or round_.tau == 0
+        if self._prepared.test is None or not due:
             return HeldOutMetrics()
         self._points = self._points.after(share)
-        return self._first if round_.round == 1 else self._evaluate(broadcast.w)
+        return self._first if round_.round == 1 else self._evaluate(w)
 
     def stop_reason(
         self,
@@ -143,7 +143,10 @@ class Evaluator:
             rank = (0.0 if metrics.accuracy is None else -metrics.accuracy, metrics.loss)
             if self.best is None or rank < self.best.rank:
                 self.best = KeptModel(record.round, w.copy(), record.loss, rank)
-        return "plateau" if self._has_stalled(rounds) else None
+        patience = self._prepared.settings.patience
+        if patience is None or not self._has_stalled(rounds, patience):
+            return None
+        return "plateau"
 
     def final(self, w: Float32) -> HeldOutMetrics:
         """Return the metrics of the result; empty if the nodes did not evaluate it."""
@@ -170,22 +173,19 @@ class Evaluator:
         tally = Tally.of(model, w, test, self._prepared.dataset.standardization)
         return HeldOutMetrics.from_tally(tally, model.accuracy(w, test))
 
-    def _from_nodes(
-        self, evaluation: NodeEvaluation | None, broadcast: Broadcast
-    ) -> HeldOutMetrics:
+    def _from_nodes(self, evaluation: NodeEvaluation | None, w: Float32) -> HeldOutMetrics:
         """Return the metrics that arrived from nodes, and remember them for `final`."""
         if evaluation is None:
             return HeldOutMetrics()
         metrics = HeldOutMetrics.over_nodes(evaluation.nodes)
-        known = [(broadcast.w, metrics)]
+        known = [(w, metrics)]
         if self.best is not None:
             known += [
                 each for each in self._node_metrics if np.array_equal(each[0], self.best.w)
             ]
-        if evaluation.best and broadcast.catch_up is not None:
-            known.append(
-                (broadcast.catch_up.best, HeldOutMetrics.over_nodes(evaluation.best))
-            )
+        if evaluation.best_w is not None:
+            best = HeldOutMetrics.over_nodes(evaluation.best)
+            known.append((evaluation.best_w, best))
         self._node_metrics = known
         self._targets = tuple(_with_direction(each, metrics) for each in self._targets)
         return metrics
@@ -203,10 +203,7 @@ class Evaluator:
         self._confirmations = self._confirmations.after(share)
         return loss_over(self._prepared.model, w, train)
 
-    def _has_stalled(self, rounds: Sequence[RoundRecord]) -> bool:
-        patience = self._prepared.settings.patience
-        if patience is None:
-            return False
+    def _has_stalled(self, rounds: Sequence[RoundRecord], patience: int) -> bool:
         last = rounds[-2 * patience :]
         if any(target.metric == "accuracy" for target in self._targets):
             errors = [None if each.accuracy is None else 1 - each.accuracy for each in last]

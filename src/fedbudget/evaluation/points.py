@@ -8,7 +8,7 @@ The final round is the exception: its cost is reserved from the start (budget/sp
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedbudget.arrays import Float64
+from fedbudget.arrays import Float32, Float64
 from fedbudget.budget.budget import Ledger
 from fedbudget.evaluation.metrics import Tally
 
@@ -58,10 +58,12 @@ class NodeEvaluation:
     Args:
       nodes: one tally for each node with test samples, for the w of the round.
       best: the same for w^f as of the start of the round; in the final round only.
+      best_w: that w^f, [parameters].
     """
 
     nodes: Sequence[Tally]
     best: Sequence[Tally] = ()
+    best_w: Float32 | None = None
 
 
 def share_of(amount: Float64, ledger: Ledger) -> float:

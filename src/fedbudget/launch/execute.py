@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget import __version__
+from fedbudget.arrays import Float32
 from fedbudget.engines.engine import Pay, interruptible, no_payment
 from fedbudget.engines.noise import open_payments, paid_in
 from fedbudget.engines.remote.task import rounds_ahead
@@ -22,7 +23,6 @@ from fedbudget.forecasts.forecast import next_forecast
 from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.state import Outcome, Round
-from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.privacy import epsilon_of
 from fedbudget.result import Result
 from fedbudget.runs import nodes
@@ -178,8 +178,8 @@ class _Recorder:
         if self._held:
             self._statuses = NodeStatusWriter(writer.path, prepared.engine.node_statuses)
 
-    def observe(self, round_: Round, broadcast: Broadcast) -> None:
-        figures = self._evaluator.evaluate_if_due(round_, broadcast)
+    def observe(self, round_: Round, w: Float32) -> None:
+        figures = self._evaluator.evaluate_if_due(round_, w)
         wall = time.perf_counter() - self._began
         record = RoundRecord.of(
             round_,
@@ -192,7 +192,7 @@ class _Recorder:
         self.records.append(record)
         evaluator = self._evaluator
         best = evaluator.best
-        stopped_by = evaluator.stop_reason(self.records, figures, round_, broadcast.w)
+        stopped_by = evaluator.stop_reason(self.records, figures, round_, w)
         if (
             self._writer is not None
             and evaluator.best is not None

@@ -20,17 +20,17 @@ from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.launch.privacy import is_private, private_rule, run_budget
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import COMBINE_RULES
-from fedbudget.protocol.messages import Broadcast
-from fedbudget.protocol.method import Delta, Method
 from fedbudget.protocol.features.feature import Quantize, trial_rounds
 from fedbudget.protocol.features.node_privacy import PrivateAggregator
 from fedbudget.protocol.features.sample_privacy import SampleAggregator, SamplePrivacy
+from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.method import Delta, Method
 from fedbudget.protocol.update import UPDATE_RULES, KMeansSplit, UpdateRule
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.kinds import DGD, SGD, Profile, SimulatedTime
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import Metering, RoundUsage
+from fedbudget.resources.resource import Metering, Usage
 from fedbudget.resources.speeds import Speeds
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings.compatibility import (
@@ -137,7 +137,7 @@ def _update(settings: Settings) -> UpdateRule:
 def build_aggregator(
     method: Method,
     meters: Meters,
-    start: tuple[Float32, RoundUsage] | Checkpoint,
+    start: tuple[Float32, Usage] | Checkpoint,
     *,
     rounds: int | None,
     quantize: Quantize | None = None,

@@ -26,10 +26,10 @@ from fedbudget.errors import UserError
 from fedbudget.launch.prepared import Overrides
 from fedbudget.models.base import Model
 from fedbudget.models.per_sample import require_per_sample
-from fedbudget.protocol.method import Method, PrivateRule
 from fedbudget.protocol.features.feature import Feature, NodeNoise
 from fedbudget.protocol.features.node_privacy import NodePrivacy
 from fedbudget.protocol.features.sample_privacy import SamplePrivacy
+from fedbudget.protocol.method import Method, PrivateRule
 from fedbudget.resources.privacy import default_delta
 from fedbudget.secure.graph import needed, sharers
 from fedbudget.settings.compatibility import automatic_step

@@ -21,6 +21,7 @@ from fedbudget.protocol.messages import LocalError
 from fedbudget.runs import folder
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import CONFIG, Run
+from fedbudget.settings.compatibility import BASELINES
 from fedbudget.settings.settings import Settings
 from fedbudget.settings.types import EngineName
 
@@ -55,7 +56,10 @@ def load_resumed(
     require_same_settings(path, run.settings, settings, changeable)
     if overrides.model is None and settings.model is not None:
         require_known_model(path, settings.model)
-    checkpoint = Checkpoint.load(path, build_method(settings, overrides))
+    method = None
+    if settings.method not in BASELINES:
+        method = build_method(settings, overrides)
+    checkpoint = Checkpoint.load(path, method)
     _require_not_spent(replace(budget, delta=settings.privacy_delta), checkpoint)
     finished = run.summary is not None and run.summary.get("status") == "finished"
     unchanged = settings == replace(run.settings, evaluations=settings.evaluations)

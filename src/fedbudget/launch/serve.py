@@ -28,10 +28,10 @@ from fedbudget.engines.grpc.service import PeerLimits
 from fedbudget.engines.grpc.tokens import TokenFile, check_name
 from fedbudget.engines.noise import PaymentLog
 from fedbudget.engines.remote import wire
-from fedbudget.engines.remote.engine import LARGE
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData, evaluation_table
+from fedbudget.engines.remote.policy import LARGE
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, as_user_error, flag

@@ -16,19 +16,18 @@ from fedbudget.arrays import Float32, Samples
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Partition
 from fedbudget.data.shards import Shards, Table
-from fedbudget.engines import baselines, in_process
+from fedbudget.engines import baselines
 from fedbudget.engines.baselines import (
     AsynchronousEngine,
-    AsynchronousState,
+    BaselineEngine,
     CentralizedEngine,
-    CentralizedState,
 )
-from fedbudget.engines.engine import Engine
+from fedbudget.engines.engine import Engine, RoundEngine
 from fedbudget.engines.in_process import (
     Attack,
-    InProcessEngine,
+    InProcessNodes,
     NodeGroup,
-    SimulationEngine,
+    SimulatedNodes,
     SimulationState,
     with_flipped_labels,
 )
@@ -56,12 +55,11 @@ from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.features.feature import Feature
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.method import Method
-from fedbudget.resources import round_usage
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import Resource, RoundUsage
+from fedbudget.resources.resource import Resource, Usage
 from fedbudget.runs.checkpoint import Checkpoint
-from fedbudget.settings.compatibility import require_compatible
+from fedbudget.settings.compatibility import BASELINES, require_compatible
 from fedbudget.settings.option import choices_text
 from fedbudget.settings.settings import Settings
 from fedbudget.settings.types import EngineName
@@ -95,25 +93,35 @@ def simulate(
     if attack is not None and attack.name == "label-flip":
         shards = with_flipped_labels(shards, attack.first)
     require_own_samples(settings, inputs.model, rows)
-    settings = with_privacy(
-        with_batch_size(settings, shards.size.tolist()), samples=int(shards.size.sum())
-    )
-    require_fit(
-        inputs.model, inputs.dataset.name, inputs.train, batch_of(settings), inputs.test
-    )
+    sizes = shards.size.tolist()
+    inputs = _completed(inputs, settings, sizes, "in-process", resumed)
+    settings = inputs.settings
+    model = inputs.model
     meters = build_meters(settings)
-    if resumed is not None:
-        require_engine(resumed, "in-process")
-        require_same_data(inputs, resumed)
+    aggregator: Aggregator | None = None
+    engine: Engine
     began = time.perf_counter()
-    failed = f"{inputs.model.name} cannot train on {inputs.dataset.name}"
+    failed = f"{model.name} cannot train on {inputs.dataset.name}"
     custom = python_file.is_reference(str(settings.model))
     with as_user_error(failed) if custom else nullcontext():
-        aggregator, engine = _engine(
-            settings, overrides, inputs, shards, meters, resumed, attack
-        )
-    trial_seconds = time.perf_counter() - began
-    inputs = replace(inputs, settings=settings)
+        method = build_method(settings, overrides, sizes)
+        if settings.method in BASELINES:
+            eta = method.step_size.first().eta
+            engine = _baseline(inputs, shards, eta, meters, resumed)
+        else:
+            together = _fleet(settings, model, shards, method.features)
+            nodes = InProcessNodes(
+                build_fleets(settings, model, shards, method.features),
+                meters.counters(),
+                attendance(settings),
+                attack=attack,
+                together=together,
+                **_node_options(settings, model),
+            )
+            measured = meters.time.source == "measured"
+            rehearsal = together if measured else None
+            engine = _engine(inputs, method, meters, nodes, resumed, rehearsal)
+            aggregator = engine.aggregator
     return SimulatedRun(
         **vars(inputs),
         meters=meters,
@@ -122,124 +130,137 @@ def simulate(
         repeatable=not overrides,
         shards=shards,
         resumed=resumed,
-        trial_seconds=trial_seconds,
+        trial_seconds=time.perf_counter() - began,
     )
 
 
-def _engine(
-    settings: Settings,
-    overrides: Overrides,
+def _completed(
     inputs: TrainingInputs,
-    shards: Shards,
-    meters: Meters,
+    settings: Settings,
+    sizes: Sequence[int],
+    engine: EngineName,
     resumed: Checkpoint | None,
-    attack: Attack | None,
-) -> tuple[Aggregator | None, Engine]:
+) -> TrainingInputs:
+    """Return the inputs with all settings decided; refuse what cannot run.
+
+    Args:
+      settings: with the number of nodes.
+      sizes: number of samples of each node; one number if all are equal.
+    """
+    settings = with_privacy(with_batch_size(settings, sizes), samples=sum(sizes))
     model = inputs.model
-    method = build_method(settings, overrides, shards.size.tolist())
-    w = model.initial(settings.seed)
-    if settings.method in ("centralized", "asynchronous"):
-        common: dict[str, Any] = {
-            "w": w,
-            "eta": method.step_size.first().eta,
-            "batch": batch_of(settings),
-            "seed": settings.seed,
-            "meters": meters,
-        }
-        return None, _baseline(settings, inputs, shards, common, resumed)
-    compressor = compressor_of(settings)
-    tried = rounds_to_try(method, w)
-    rounds = [replace(each, compress=compressor.kind) for each in tried]
-    trial_fleet = _fleet(settings, model, shards, method.features)
-    trial = round_usage([in_process.trial([trial_fleet], rounds, meters.counters())])
+    require_fit(model, inputs.dataset.name, inputs.train, batch_of(settings), inputs.test)
+    if resumed is not None:
+        require_engine(resumed, engine)
+        require_same_data(inputs, resumed)
+    return replace(inputs, settings=settings)
+
+
+def _engine(
+    inputs: TrainingInputs,
+    method: Method,
+    meters: Meters,
+    nodes: SimulatedNodes,
+    resumed: Checkpoint | None,
+    rehearsal: Fleet | None = None,
+) -> RoundEngine:
+    """Make a trial round, and return the engine.
+
+    Args:
+      rehearsal: all nodes, to compile what rounds need before the clock starts.
+    """
+    settings = inputs.settings
+    w = inputs.model.initial(settings.seed)
+    trial = nodes.trial(rounds_to_try(method, w))
     aggregator = build_aggregator(
         method,
         meters,
         resumed or (w, trial),
         rounds=settings.rounds,
-        quantize=compressor.quantize,
-        statistics=model.statistics,
+        quantize=compressor_of(settings).quantize,
+        statistics=inputs.model.statistics,
     )
-    if meters.time.source == "measured":
-        rehearsing = _fleet(settings, model, shards, method.features)
-        _rehearse(settings, method, (w, trial), rehearsing)
-    engine = InProcessEngine(
-        aggregator,
-        build_fleets(settings, model, shards, method.features),
-        meters,
-        attendance(settings),
-        remembers=remember_nodes(settings, model),
-        attack=attack,
-        compress=compressor.kind,
-    )
+    if rehearsal is not None:
+        _rehearse(meters, method, (w, trial), rehearsal)
     if resumed is not None:
-        recall(engine, resumed)
-    return aggregator, engine
+        with recalling("the state of its nodes"):
+            state = resumed.engine_state(SimulationState)
+            meters.restore(state.meters)
+            nodes.restore(state)
+    return RoundEngine(aggregator, nodes, meters)
 
 
 def _rehearse(
-    settings: Settings, method: Method, start: tuple[Float32, RoundUsage], fleet: Fleet
+    meters: Meters, method: Method, start: tuple[Float32, Usage], fleet: Fleet
 ) -> None:
     """Run three rounds and discard them, so that the budget excludes compilation."""
-    budget = settings.limits()
+    budget = meters.budget
     limits = {
         name: limit if name == budget.by_noise else 1e18
         for name, limit in budget.limits.items()
     }
-    plenty = replace(
-        settings, budget=tuple(f"{name}={limit!r}" for name, limit in limits.items())
-    )
-    meters = build_meters(plenty)
+    meters = replace(meters, budget=replace(budget, limits=limits))
     aggregator = build_aggregator(
         method, meters, start, rounds=3, statistics=fleet.model.statistics
     )
-    InProcessEngine(aggregator, [fleet], meters).run(observe=lambda *_: None)
+    nodes = InProcessNodes([fleet], meters.counters())
+    RoundEngine(aggregator, nodes, meters).run(observe=lambda *_: None)
 
 
 def _baseline(
-    settings: Settings,
     inputs: TrainingInputs,
     shards: Shards,
-    common: dict[str, Any],
+    eta: float,
+    meters: Meters,
     resumed: Checkpoint | None,
 ) -> Engine:
-    meters: Meters = common["meters"]
+    settings = inputs.settings
+    model = inputs.model
+    common: dict[str, Any] = {
+        "model": model,
+        "w": model.initial(settings.seed),
+        "eta": eta,
+        "batch": batch_of(settings),
+        "seed": settings.seed,
+        "meters": meters,
+        "rounds": settings.rounds,
+    }
+    engine: BaselineEngine
     if settings.method == "centralized":
-        options = {name: common[name] for name in ("batch", "seed")}
         trial = baselines.trial(
-            inputs.model, inputs.train, common["w"], counters=meters.counters(), **options
+            model,
+            inputs.train,
+            common["w"],
+            batch=common["batch"],
+            seed=settings.seed,
+            counters=meters.counters(),
         )
-        common["ledger"] = baselines.open_centralized_ledger(meters, trial)
-        descent = CentralizedEngine(
-            inputs.model, inputs.train, rounds=settings.rounds, **common
-        )
-        if resumed is not None:
-            with recalling("its state"):
-                descent.recall(resumed.state, resumed.engine_state(CentralizedState))
-        return descent
-    if inputs.model.statistics:
-        raise UserError(
-            f"asynchronous descent sends only gradients, but {inputs.model.name} has "
-            "running "
-            'statistics: use group normalization, or TorchModel(..., statistics="local")'
-        )
-    speeds: Sequence[float] = baselines.default_speeds(len(shards))
-    if settings.speeds is not None:
-        speeds = drawn_speeds(settings, len(shards)).values.tolist()
-    common["ledger"] = baselines.open_asynchronous_ledger(meters, shards, speeds)
-    engine = AsynchronousEngine(
-        inputs.model, shards, speeds=speeds, rounds=settings.rounds, **common
-    )
+        ledger = baselines.open_centralized_ledger(meters, trial)
+        engine = CentralizedEngine(table=inputs.train, ledger=ledger, **common)
+    else:
+        if model.statistics:
+            raise UserError(
+                f"asynchronous descent sends only gradients, but {model.name} has running "
+                "statistics: use group normalization, or TorchModel(..., "
+                'statistics="local")'
+            )
+        speeds: Sequence[float] = baselines.default_speeds(len(shards))
+        if settings.speeds is not None:
+            speeds = drawn_speeds(settings, len(shards)).values.tolist()
+        ledger = baselines.open_asynchronous_ledger(meters, shards, speeds)
+        engine = AsynchronousEngine(shards=shards, speeds=speeds, ledger=ledger, **common)
     if resumed is not None:
         with recalling("its state"):
-            engine.recall(resumed.state, resumed.engine_state(AsynchronousState))
+            engine.recall(resumed.state)
     return engine
 
 
-def recall(engine: SimulationEngine, resumed: Checkpoint) -> None:
-    """Restore the engine from a checkpoint."""
-    with recalling("the state of its nodes"):
-        engine.recall(resumed.engine_state(SimulationState))
+def _node_options(settings: Settings, model: Model) -> dict[str, Any]:
+    """Options of simulated nodes on any engine."""
+    return {
+        "remembers": remember_nodes(settings, model),
+        "compress": compressor_of(settings).kind,
+    }
 
 
 def remember_nodes(settings: Settings, model: Model) -> bool:
@@ -342,61 +363,38 @@ def on_ray(
     sizes = _sizes(settings, inputs.dataset)
     if settings.privacy_unit == "sample":
         require_own_samples(settings, inputs.model, distribute(settings, inputs.dataset)[1])
-    settings = with_privacy(with_batch_size(settings, sizes), samples=sum(sizes))
-    require_fit(
-        inputs.model, inputs.dataset.name, inputs.train, batch_of(settings), inputs.test
-    )
+    inputs = _completed(inputs, settings, sizes, "ray", resumed)
+    settings = inputs.settings
+    if resumed is not None:
+        actors = _actors(resumed, actors)
     assert settings.nodes is not None
     sizes = sizes if len(sizes) == settings.nodes else sizes * settings.nodes
-    if resumed is not None:
-        require_engine(resumed, "ray")
-        require_same_data(inputs, resumed)
-        actors = _actors(resumed, actors)
     method = build_method(settings, overrides, sizes)
     meters = build_meters(settings)
-    present = attendance(settings)
     summed = method.private is None and not method.combine.needs_reports
     definition = GroupDefinition(
         settings, inputs.dataset, inputs.model, method.features, meters.resources, summed
     )
     with cluster(address) as cpus, ExitStack() as stack:
-        actors = min(settings.nodes, actors or max(1, int(cpus)))
         nodes = RayNodes(
-            definition, nodes=settings.nodes, actors=actors, cpus=cpus, present=present
+            definition,
+            nodes=settings.nodes,
+            actors=min(settings.nodes, actors or max(1, int(cpus))),
+            cpus=cpus,
+            present=attendance(settings),
+            **_node_options(settings, inputs.model),
         )
         stack.enter_context(closing(nodes))
-        w = inputs.model.initial(settings.seed)
         began = time.perf_counter()
-        trial = nodes.trial(rounds_to_try(method, w))
-        trial_seconds = time.perf_counter() - began
-        compressor = compressor_of(settings)
-        aggregator = build_aggregator(
-            method,
-            meters,
-            resumed or (w, trial),
-            rounds=settings.rounds,
-            quantize=compressor.quantize,
-            statistics=inputs.model.statistics,
-        )
-        engine = SimulationEngine(
-            aggregator,
-            nodes,
-            meters,
-            present,
-            remember_nodes(settings, inputs.model),
-            compressor.kind,
-        )
-        if resumed is not None:
-            recall(engine, resumed)
-        inputs = replace(inputs, settings=settings)
+        engine = _engine(inputs, method, meters, nodes, resumed)
         yield PreparedRun(
             **vars(inputs),
             meters=meters,
-            aggregator=aggregator,
+            aggregator=engine.aggregator,
             engine=engine,
             repeatable=not overrides,
             resumed=resumed,
-            trial_seconds=trial_seconds,
+            trial_seconds=time.perf_counter() - began,
         )
 
 

@@ -13,14 +13,15 @@ from fedbudget.budget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.budget.spending import CarefulSpending
 from fedbudget.data.agreement import describe_uneven_classes
 from fedbudget.data.shards import Table
-from fedbudget.engines.remote.engine import (
-    CompressionChoice,
-    Participation,
-    RemoteEngine,
-    RemoteNodes,
-)
+from fedbudget.engines.engine import RoundEngine
 from fedbudget.engines.remote.members import OWN
-from fedbudget.engines.remote.round import capped_costs, evaluation_usage
+from fedbudget.engines.remote.policy import (
+    CompressionChoice,
+    Deadlines,
+    Participation,
+    RemotePolicy,
+)
+from fedbudget.engines.remote.round import RemoteNodes, capped_costs, evaluation_usage
 from fedbudget.engines.remote.tallies import expected_bytes
 from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
 from fedbudget.errors import UserError, flag
@@ -34,13 +35,13 @@ from fedbudget.models.description import describe
 from fedbudget.models.per_sample import require_per_sample
 from fedbudget.protocol import sums
 from fedbudget.protocol.features.compression import BroadcastCompressor, Compression
-from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.features.feature import FeatureSettings
 from fedbudget.protocol.features.sample_privacy import SamplePrivacy
+from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.method import Method
 from fedbudget.resources import round_usage
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings.settings import Settings
 
@@ -185,7 +186,7 @@ def prepare_remote(
     *,
     task: Task,
     model: Model,
-    trials: Sequence[NodeCosts],
+    trials: Sequence[Usage],
     delay: float = 0.0,
     test: Table | None = None,
     resumed: Checkpoint | None = None,
@@ -240,17 +241,15 @@ def prepare_remote(
     participation = None
     if settings.participation != 1:
         participation = Participation(partial(_attendance, settings))
-    engine = RemoteEngine(
-        aggregator,
+    evaluation_seconds = evaluation_usage(trials, 0).seconds if nodes_test else 0.0
+    policy = RemotePolicy(
         nodes,
         meters,
-        least=settings.min_nodes or 1,
-        timeout=settings.round_timeout,
-        trial=trial,
-        points=evaluation_points(settings) if nodes_test else None,
-        evaluation_seconds=evaluation_usage(trials, 0).seconds if nodes_test else 0.0,
-        compression=choice,
-        participation=participation,
+        settings.min_nodes or 1,
+        Deadlines(meters, settings.round_timeout, trial, evaluation_seconds),
+        evaluation_points(settings) if nodes_test else None,
+        choice,
+        participation,
     )
     return PreparedRun(
         settings=settings,
@@ -259,7 +258,7 @@ def prepare_remote(
         test=test,
         meters=meters,
         aggregator=aggregator,
-        engine=engine,
+        engine=RoundEngine(aggregator, nodes, meters, policy),
         repeatable=False,
         resumed=resumed,
         trial_seconds=trial.seconds,
@@ -275,7 +274,7 @@ def _attendance(settings: Settings) -> Iterator[Flags]:
 
 
 def _evaluation_costs(
-    meters: Meters, task: Task, trials: Sequence[NodeCosts]
+    meters: Meters, task: Task, trials: Sequence[Usage]
 ) -> dict[str, float]:
     """Return the expected cost of an evaluation by all nodes, per resource."""
     testing = sum(bool(each.evaluation) for each in trials)

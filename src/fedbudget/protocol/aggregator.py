@@ -89,7 +89,7 @@ from fedbudget.protocol.state import (
     Round,
     updated,
 )
-from fedbudget.protocol.sums import Sums
+from fedbudget.protocol.sums import NoisySums, Sums
 
 _State = AggregatorState[Any, Any]
 
@@ -208,7 +208,7 @@ class Aggregator:
 
     def receive(
         self,
-        reports: Report | Sums,
+        reports: Report | Sums | NoisySums,
         costs: Costs,
         *,
         usual: bool = True,
@@ -226,6 +226,7 @@ class Aggregator:
             are compared with each other, and outliers are capped.
         """
         broadcast = self._require_pending(reports)
+        assert not isinstance(reports, NoisySums)  # only private runs have these
         method = self.method
         state = self.state
 
@@ -383,7 +384,7 @@ class Aggregator:
             return None
         return Outcome(state.best, state.stopped_by, self.ledger)
 
-    def _require_pending(self, reports: Report | Sums) -> Broadcast:
+    def _require_pending(self, reports: Report | Sums | NoisySums) -> Broadcast:
         """Return the broadcast that the reports answer; refuse any other report.
 
         Sums were checked by the process that summed.

@@ -416,6 +416,13 @@ ROUNDS: tuple[type[Broadcast], ...] = (
 """All kinds of rounds."""
 
 
+def default_layout(kind: type[Broadcast]) -> ReportLayout:
+    """Return what a report has in rounds of a kind that fixes it."""
+    layout = kind.__dataclass_fields__["report"].default
+    assert isinstance(layout, ReportLayout)
+    return layout
+
+
 def _require_shape(name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
     if values.shape != shape:
         raise PeerError(f"{name} has shape {values.shape}, not {shape}")

@@ -176,7 +176,6 @@ class Round:
       work: local updates of each node, unless all made τ; τ is then the slowest node's.
       shortened: numbers of the nodes whose update the combination rule shortened.
       extra: numbers of your own features by name.
-      extra: numbers of your own features by name.
       outliers: names of the capped numbers of nodes on other machines, by node number.
       private: clip, noise and cost of a private round by name. Such a round has no loss; η
         is 0 if nodes use their own.
@@ -201,7 +200,6 @@ class Round:
     evaluation: NodeEvaluation | None = None
     work: WorkShares | None = None
     shortened: tuple[int, ...] = ()
-    extra: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, float] = field(default_factory=dict)
     outliers: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     private: Mapping[str, float] | None = None

@@ -213,6 +213,23 @@ class Sums:
         return np.asarray(total / self.totals["used"], np.float32)
 
 
+@dataclass(frozen=True)
+class NoisySums:
+    """Sums of a private round that already contain noise (features/node_privacy.py).
+
+    Args:
+      round: number of the round.
+      nodes: number of nodes.
+      counts: Σ (b_i - ½), for C or for each octave.
+      updates: Σ clip(Δ_i), [parameters]; None if the round only measured norms.
+    """
+
+    round: int
+    nodes: int
+    counts: Float64
+    updates: Float64 | None
+
+
 def columns_of(
     report: Report, layout: ReportLayout, usable: Flags
 ) -> tuple[tuple[str, ...], Float64]:

@@ -4,14 +4,15 @@ To add a resource, subclass `Resource` and call `register`: in the aggregator's 
 and at every node that reads a counter for it.
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.energy import Energy
 from fedbudget.resources.kinds import Bytes, Cpu, Money, Time
 from fedbudget.resources.privacy import Privacy
-from fedbudget.resources.resource import NodeCosts, Resource, RoundUsage
+from fedbudget.resources.resource import Reading, Resource, Usage
 
 TIME = Time()
 
@@ -30,44 +31,60 @@ def register(resource: Resource) -> None:
     RESOURCES[resource.name] = resource
 
 
-def most_within(seconds: float) -> dict[str, float]:
-    """Return the most of each resource that a machine can use in a time.
+def within(usage: Usage, seconds: float, updates: int) -> Usage:
+    """Return the usage with each reading capped by what a machine can use in a time.
 
     Counters other than the clock continue while a node waits for its round. Their limit is
     that of one second at least.
+
+    Args:
+      seconds: time of the round on another clock.
+      updates: local updates in the round.
     """
-    limits = {
-        name: resource.most_a_second * max(1.0, seconds)
-        for name, resource in RESOURCES.items()
-    }
-    return limits | {TIME.name: seconds}
+    parts: list[dict[str, Reading]] = []
+    for readings, steps in ((usage.readings, updates), (usage.evaluation, 1)):
+        capped = {}
+        for name, reading in readings.items():
+            most = math.inf
+            if name == TIME.name:
+                most = seconds
+            elif name in RESOURCES:
+                most = RESOURCES[name].most_a_second * max(1.0, seconds)
+            step = min(reading.step, most / steps)
+            capped[name] = replace(reading, step=step, whole=min(reading.whole, most))
+        parts.append(capped)
+    return replace(usage, readings=parts[0], evaluation=parts[1])
 
 
 def round_usage(
-    nodes: Sequence[NodeCosts],
+    nodes: Sequence[Usage],
     *,
     updates: int = 1,
-    own: Snapshot | None = None,
-    wire_bytes: int | None = None,
-) -> RoundUsage:
+    own: Mapping[str, float] | None = None,
+    wire_bytes: int = 0,
+) -> Usage:
     """Return the usage of a round over all nodes, combined by each resource's rule.
 
     Args:
-      nodes: costs that nodes reported.
+      nodes: measured at each node.
       updates: local updates at each node.
       own: use of the aggregator's process in the whole round; None for a trial round,
         which nodes make alone.
-      wire_bytes: bytes of all messages if they were counted; None to sum the reports.
+      wire_bytes: bytes that the engine counted, in addition to those of `nodes`.
     """
-    present = [costs for costs in nodes if costs.nodes]
-    counted = {} if own is None else own.values
-    names = {TIME.name, *counted}.union(*(costs.readings for costs in present))
+    present = [usage for usage in nodes if usage.nodes]
+    count = sum(usage.nodes for usage in present)
+    counted = {} if own is None else own
+    names = {TIME.name, *counted}.union(*(usage.readings for usage in present))
     readings = {}
     for name, resource in RESOURCES.items():
         reading = resource.combine(present, counted.get(name)) if name in names else None
-        if reading is not None:
-            readings[name] = reading
-    if wire_bytes is None:
-        wire_bytes = sum(costs.wire_bytes for costs in present)
-    count = sum(costs.nodes for costs in present)
-    return RoundUsage(updates, count, wire_bytes, readings)
+        if reading is None:
+            continue
+        if not 0 <= reading.nodes <= count:
+            raise ValueError(
+                f"{name} was read at {reading.nodes} nodes of a round with {count}"
+            )
+        readings[name] = reading
+    wire_bytes += sum(usage.wire_bytes for usage in present)
+    return Usage(readings, count, wire_bytes, updates)

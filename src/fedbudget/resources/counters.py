@@ -5,27 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
+from fedbudget.arrays import Float64
 from fedbudget.resources.resource import MeterError, Reader, Reading, Resource
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Counts at one moment, or between two, by resource; nan if a counter was not read."""
-
-    values: Mapping[str, float]
-
-    def __getitem__(self, name: str) -> float:
-        return self.values[name]
-
-    def __sub__(self, earlier: "Snapshot") -> "Snapshot":
-        return Snapshot(
-            {name: value - earlier.values[name] for name, value in self.values.items()}
-        )
-
-    def __add__(self, span: "Snapshot") -> "Snapshot":
-        return Snapshot(
-            {name: value + span.values[name] for name, value in self.values.items()}
-        )
 
 
 @dataclass(frozen=True)
@@ -42,9 +25,13 @@ class FunctionReader:
 
 
 class ResourceCounters:
-    """Counters by the name of their resource."""
+    """Counters by the name of their resource.
+
+    Counts are arrays [counters] in the order of `names`; nan if a counter was not read.
+    """
 
     def __init__(self, readers: Mapping[str, Reader]) -> None:
+        self.names = tuple(readers)
         self._readers = readers
 
     @classmethod
@@ -67,18 +54,22 @@ class ResourceCounters:
         }
         return cls({name: reader for name, reader in chosen.items() if reader is not None})
 
-    def read(self) -> Snapshot:
+    def read(self) -> Float64:
         """Read all counters; one that fails is nan, not zero."""
-        counts = {}
-        for name, reader in self._readers.items():
+        counts = []
+        for reader in self._readers.values():
             try:
-                counts[name] = reader.read()
+                counts.append(reader.read())
             except MeterError:
-                counts[name] = math.nan
-        return Snapshot(counts)
+                counts.append(math.nan)
+        return np.array(counts)
+
+    def label(self, counts: Float64) -> dict[str, float]:
+        """Return counts by the name of their resource."""
+        return dict(zip(self.names, counts.tolist(), strict=True))
 
     def readings(
-        self, updating: Snapshot, whole: Snapshot, updates: int
+        self, updating: Float64, whole: Float64, updates: int
     ) -> dict[str, Reading]:
         """Return the readings of a round, without the counters that failed.
 
@@ -87,9 +78,12 @@ class ResourceCounters:
           whole: use of the round.
           updates: number of local updates.
         """
-        readings = {}
-        for name, reader in self._readers.items():
-            reading = Reading(updating[name] / updates, whole[name], reader.host)
-            if not math.isnan(reading.step + reading.whole):
-                readings[name] = reading
-        return readings
+        steps = (updating / updates).tolist()
+        wholes = whole.tolist()
+        return {
+            name: Reading(step, used, reader.host)
+            for (name, reader), step, used in zip(
+                self._readers.items(), steps, wholes, strict=True
+            )
+            if not math.isnan(step + used)
+        }

@@ -17,8 +17,8 @@ from fedbudget.resources.resource import (
     Metering,
     Reader,
     Resource,
-    RoundUsage,
     Source,
+    Usage,
     require_not_negative,
 )
 
@@ -89,7 +89,7 @@ class DeclaredEnergy:
     def __post_init__(self) -> None:
         require_not_negative(self)
 
-    def read(self, usage: RoundUsage, time: Cost) -> Cost:
+    def read(self, usage: Usage, time: Cost) -> Cost:
         power = self.watts * usage.nodes
         traffic = self.joules_per_byte * usage.wire_bytes
         return Cost(power * time.step, power * time.aggregation + traffic)
@@ -111,7 +111,7 @@ class MeasuredEnergy:
             return "estimated"
         return "measured"
 
-    def read(self, usage: RoundUsage, time: Cost) -> Cost:
+    def read(self, usage: Usage, time: Cost) -> Cost:
         reading = usage.readings.get(Energy.name)
         if reading is None or not reading.nodes:
             self._any_declared |= usage.nodes > 0

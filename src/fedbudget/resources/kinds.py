@@ -17,17 +17,16 @@ import numpy as np
 from fedbudget.errors import UserError
 from fedbudget.resources.counters import FunctionReader
 from fedbudget.resources.resource import (
-    CombinedReading,
     Cost,
     CounterMeter,
     Meter,
     Metering,
-    NodeCosts,
     Reader,
+    Reading,
     Resource,
-    RoundUsage,
     Source,
     TimeMeter,
+    Usage,
     require_not_negative,
     slowest,
 )
@@ -44,7 +43,7 @@ class Time(Resource):
     def reader(self) -> Reader:
         return FunctionReader(time.perf_counter)
 
-    def combine(self, nodes: Sequence[NodeCosts], own: float | None) -> CombinedReading:
+    def combine(self, nodes: Sequence[Usage], own: float | None) -> Reading:
         return slowest(self.name, nodes, own)
 
     def meter(self, metering: Metering) -> TimeMeter:
@@ -104,11 +103,11 @@ class SimulatedTime:
         self.profile = profile
         self._rng = rng
 
-    def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
+    def read(self, usage: Usage, time: Cost | None = None) -> Cost:
         step = usage.slowness * self.profile.step.draw(self._rng, usage.updates)
         return Cost(step, self.profile.aggregation.draw(self._rng, 1))
 
-    def expect(self, usage: RoundUsage) -> Cost:
+    def expect(self, usage: Usage) -> Cost:
         return Cost(usage.slowness * self.profile.step.mean, self.profile.aggregation.mean)
 
     def state(self) -> dict[str, Any]:
@@ -145,7 +144,7 @@ class SimulatedCpu:
 
     source: ClassVar[Source] = "simulated"
 
-    def read(self, usage: RoundUsage, time: Cost) -> Cost:
+    def read(self, usage: Usage, time: Cost) -> Cost:
         return Cost(time.step * usage.nodes, 0.0)
 
 
@@ -180,7 +179,7 @@ class WireBytes:
 
     source: Source
 
-    def read(self, usage: RoundUsage, time: Cost) -> Cost:
+    def read(self, usage: Usage, time: Cost) -> Cost:
         return Cost(0.0, float(usage.wire_bytes))
 
 
@@ -203,7 +202,7 @@ class Prices:
     def __post_init__(self) -> None:
         require_not_negative(self)
 
-    def read(self, usage: RoundUsage, time: Cost) -> Cost:
+    def read(self, usage: Usage, time: Cost) -> Cost:
         rate = self.price_per_hour / 3600 * usage.nodes
         traffic = self.price_per_gigabyte / 1e9 * usage.wire_bytes
         return Cost(rate * time.step, rate * time.aggregation + traffic)

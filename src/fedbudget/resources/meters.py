@@ -8,7 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedbudget.arrays import Float64, Int64
 from fedbudget.budget.budget import Budget, Costs
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters
@@ -17,9 +16,9 @@ from fedbudget.resources.resource import (
     Meter,
     Metering,
     Resource,
-    RoundUsage,
     Source,
     TimeMeter,
+    Usage,
 )
 from fedbudget.resources.speeds import Speeds
 
@@ -78,32 +77,30 @@ class Meters:
         """Return this process's counters of the budget's resources alone; some are slow."""
         return ResourceCounters.of(self.resources)
 
-    def step_times(self, nodes: Int64) -> Float64 | None:
-        """Return the relative time of a local update at each node, [n]; None if unknown."""
-        return None if self.speeds is None else self.speeds.step_times(nodes)
-
-    def slowness(self, nodes: Int64, updates: Int64, tau: int) -> float:
-        """Return the longest update time of these nodes, relative to τ updates at speed 1.
+    def read(self, usage: Usage, time: Cost | None = None) -> Costs:
+        """Return the costs of a round.
 
         Args:
-          nodes: node numbers, [n].
-          updates: number of updates of each node, [n].
-          tau: τ of the round.
+          time: its cost in time, if known.
         """
-        times = self.step_times(nodes)
-        return 1.0 if times is None else float((updates * times).max()) / tau
+        if time is None:
+            time = self.time.read(usage)
+        costs = [
+            time if name == TIME.name else self.others[name].read(usage, time)
+            for name in self.budget.limits
+        ]
+        return Costs(
+            np.array([cost.step for cost in costs]),
+            np.array([cost.aggregation for cost in costs]),
+        )
 
-    def read(self, usage: RoundUsage) -> Costs:
-        """Return the costs of a round."""
-        return self._costs(usage, self.time.read(usage), self.others)
-
-    def expect(self, trial: RoundUsage) -> Costs:
+    def expect(self, trial: Usage) -> Costs:
         """Return the expected costs of a round, from a trial round."""
         if self.speeds is not None:
             trial = replace(trial, slowness=self.speeds.slowest)
         # Copies, because a trial must not change the state of a meter.
         copies = {name: copy(meter) for name, meter in self.others.items()}
-        return self._costs(trial, self.time.expect(trial), copies)
+        return replace(self, others=copies).read(trial, self.time.expect(trial))
 
     @property
     def sources(self) -> dict[str, Source]:
@@ -125,13 +122,3 @@ class Meters:
         """Meters with a state, by their names in checkpoints."""
         meters = {TIME.name: self.time, **self.others}
         return {name: each for name, each in meters.items() if isinstance(each, Stateful)}
-
-    def _costs(self, usage: RoundUsage, time: Cost, others: Mapping[str, Meter]) -> Costs:
-        costs = [
-            time if name == TIME.name else others[name].read(usage, time)
-            for name in self.budget.limits
-        ]
-        return Costs(
-            np.array([cost.step for cost in costs]),
-            np.array([cost.aggregation for cost in costs]),
-        )

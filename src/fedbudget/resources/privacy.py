@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from fedbudget.errors import UserError
-from fedbudget.resources.resource import Cost, Meter, Metering, Resource, RoundUsage, Source
+from fedbudget.resources.resource import Cost, Meter, Metering, Resource, Source, Usage
 
 MAX_EPSILON = 100.0
 """A larger ε protects nothing."""
@@ -52,7 +52,7 @@ class NoPrivacy:
 
     source: ClassVar[Source] = "accounted"
 
-    def read(self, usage: RoundUsage, time: Cost) -> Cost:
+    def read(self, usage: Usage, time: Cost) -> Cost:
         return Cost(0.0, 0.0)
 
 

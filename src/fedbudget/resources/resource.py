@@ -1,14 +1,16 @@
-"""Resources: the interface, the meters, and what a round used.
+"""Resources: the interface, the meters, and what a round costs.
 
 A `Resource` has a name, units, a reader for nodes, a rule that combines the readings of
 all nodes, and a meter. Budgets, engines and views find it by its name (`RESOURCES`).
 
-A round passes through three steps:
+What a round costs has one type at each of three stages:
 
-1. Every node reads its counters (`Reading`) and reports them (`NodeCosts`).
-2. The engine combines the readings of all nodes by resource (`CombinedReading`,
-   `RoundUsage`).
-3. A meter turns the usage into a `Cost`: c per local update, and b for the rest.
+1. `Usage`: what was measured, as a `Reading` for each counter. A node, several nodes that
+   were measured together, and a whole round have the same type; `round_usage` combines.
+2. `Cost`: what a meter computes from it for one resource, c per local update and b for the
+   rest.
+3. `Costs` (budget/budget.py): c and b of all resources of a budget, as charged to the
+   ledger.
 
 Time is metered first. Resources without a counter are computed from time and bytes, so a
 run with simulated time is simulated in every resource.
@@ -84,9 +86,7 @@ class Resource(ABC):
         """Return a reader of this process's or machine's counter; None if it has none."""
         return None
 
-    def combine(
-        self, nodes: "Sequence[NodeCosts]", own: float | None
-    ) -> "CombinedReading | None":
+    def combine(self, nodes: "Sequence[Usage]", own: float | None) -> "Reading | None":
         """Combine the readings of all nodes into one; None if no node has one.
 
         Args:
@@ -131,17 +131,17 @@ class Meter(Protocol):
     @property
     def source(self) -> Source: ...
 
-    def read(self, usage: "RoundUsage", time: "Cost") -> "Cost":
+    def read(self, usage: "Usage", time: "Cost") -> "Cost":
         """Return the cost of a round from its usage and from its time."""
 
 
 class TimeMeter(Meter, Protocol):
     """Computes the time of a round."""
 
-    def read(self, usage: "RoundUsage", time: "Cost | None" = None) -> "Cost":
+    def read(self, usage: "Usage", time: "Cost | None" = None) -> "Cost":
         """Return the time of a completed round."""
 
-    def expect(self, usage: "RoundUsage") -> "Cost":
+    def expect(self, usage: "Usage") -> "Cost":
         """Return the time to expect of a round, from the usage of a trial round."""
 
 
@@ -177,7 +177,7 @@ class Cost:
     aggregation: float
 
     @classmethod
-    def split(cls, label: str, reading: "CombinedReading | None", updates: int) -> "Cost":
+    def split(cls, label: str, reading: "Reading | None", updates: int) -> "Cost":
         """Return the cost of a round from its reading.
 
         Args:
@@ -209,119 +209,61 @@ class CounterMeter:
     name: str
     label: str
 
-    def read(self, usage: "RoundUsage", time: Cost | None = None) -> Cost:
+    def read(self, usage: "Usage", time: Cost | None = None) -> Cost:
         return Cost.split(self.label, usage.readings.get(self.name), usage.updates)
 
-    def expect(self, usage: "RoundUsage") -> Cost:
+    def expect(self, usage: "Usage") -> Cost:
         return self.read(usage)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One counter's reading of a round at a node.
+    """One counter's reading of a round.
 
     Args:
       step: use of one local update.
       whole: use of the whole round.
       host: machine whose nodes share the counter, see `this_host`; empty if none do.
+      nodes: number of nodes that the reading covers.
     """
 
     step: float
     whole: float
     host: str = ""
+    nodes: int = 1
+
+    @property
+    def estimated(self) -> bool:
+        """Whether a part of it is an estimate instead of a meter's reading."""
+        return self.host.startswith(_ESTIMATE)
 
 
 @dataclass(frozen=True)
-class NodeCosts:
-    """Use of a round at a node, or at several nodes that were measured together.
+class Usage:
+    """Measured use of a round: of a node, of nodes measured together, or of all nodes.
 
     Args:
       readings: readings by resource.
-      nodes: number of nodes.
-      wire_bytes: bytes of their messages in both directions, as if each node had sent its
-        own; 0 if the engine counts them.
+      nodes: number of nodes that took part.
+      wire_bytes: bytes of their messages in both directions; 0 if the engine counts them.
+      updates: local updates at every node; an evaluation of the final loss counts as one.
       here: the nodes run in the aggregator's process, whose counters include them.
       evaluation: additional use of evaluating test samples, by resource; in a trial, the
         use to expect.
+      slowness: simulated time of the slowest node's updates, relative to a node of speed 1.
     """
 
     readings: Mapping[str, Reading]
     nodes: int = 1
     wire_bytes: int = 0
+    updates: int = 1
     here: bool = False
     evaluation: Mapping[str, Reading] = field(default_factory=dict)
-
-    @property
-    def step_seconds(self) -> float:
-        return self.readings["time"].step
-
-    @property
-    def seconds(self) -> float:
-        return self.readings["time"].whole
-
-    def within(self, most: Mapping[str, float], updates: int) -> "NodeCosts":
-        """Return the costs with each reading capped.
-
-        Args:
-          most: upper limits for a round by resource.
-          updates: local updates in the round.
-        """
-        readings = {
-            name: _capped(reading, most.get(name, math.inf), updates)
-            for name, reading in self.readings.items()
-        }
-        evaluation = {
-            name: _capped(reading, most.get(name, math.inf), 1)
-            for name, reading in self.evaluation.items()
-        }
-        return replace(self, readings=readings, evaluation=evaluation)
-
-
-@dataclass(frozen=True)
-class CombinedReading:
-    """Reading of a round over all nodes.
-
-    Args:
-      step: use of one local update.
-      whole: use of the whole round.
-      nodes: number of nodes that the reading covers.
-      estimated: whether a part of it is an estimate instead of a meter's reading.
-    """
-
-    step: float
-    whole: float
-    nodes: int
-    estimated: bool = False
-
-
-@dataclass(frozen=True)
-class RoundUsage:
-    """An engine's measurement of one round; meters turn it into costs.
-
-    Args:
-      updates: local updates at every node; an evaluation of the final loss counts as one.
-      nodes: number of nodes that took part.
-      wire_bytes: bytes of all messages of the round, in both directions.
-      readings: combined readings by resource.
-      slowness: simulated time of the slowest node's updates, relative to a node of speed 1.
-    """
-
-    updates: int
-    nodes: int
-    wire_bytes: int
-    readings: Mapping[str, CombinedReading]
     slowness: float = 1.0
 
-    def __post_init__(self) -> None:
-        for name, reading in self.readings.items():
-            if not 0 <= reading.nodes <= self.nodes:
-                raise ValueError(
-                    f"{name} was read at {reading.nodes} nodes of a round with {self.nodes}"
-                )
-
     @property
     def step_seconds(self) -> float:
-        """Time of a local update at the slowest node."""
+        """Time of a local update, at the slowest node."""
         return self.readings["time"].step
 
     @property
@@ -329,7 +271,7 @@ class RoundUsage:
         """Time of the whole round."""
         return self.readings["time"].whole
 
-    def as_round_of(self, nodes: int, wire_bytes: int) -> "RoundUsage":
+    def as_round_of(self, nodes: int, wire_bytes: int) -> "Usage":
         """Return a trial by some nodes as a round with this many nodes and bytes."""
         readings = {
             name: replace(each, nodes=min(each.nodes, nodes))
@@ -337,7 +279,7 @@ class RoundUsage:
         }
         return replace(self, nodes=nodes, wire_bytes=wire_bytes, readings=readings)
 
-    def delayed(self, seconds: float) -> "RoundUsage":
+    def delayed(self, seconds: float) -> "Usage":
         """Return the usage with more time outside of the local updates."""
         time = self.readings["time"]
         later = replace(time, whole=time.whole + seconds)
@@ -348,50 +290,45 @@ class RoundUsage:
 # resource, the others count with their average: a missing reading does not end a run.
 
 
-def slowest(name: str, nodes: Sequence[NodeCosts], own: float | None) -> CombinedReading:
+def slowest(name: str, nodes: Sequence[Usage], own: float | None) -> Reading:
     """Combine by the slowest node; the aggregator's clock has the whole round."""
     unread = Reading(math.nan, math.nan)
-    readings = [costs.readings.get(name, unread) for costs in nodes]
+    readings = [usage.readings.get(name, unread) for usage in nodes]
     step = float(np.max([reading.step for reading in readings], initial=0.0))
     if own is None:
         own = float(np.max([reading.whole for reading in readings], initial=0.0))
-    return CombinedReading(step, own, _count(nodes))
+    return Reading(step, own, nodes=sum(usage.nodes for usage in nodes))
 
 
-def total(
-    name: str, nodes: Sequence[NodeCosts], own: float | None
-) -> CombinedReading | None:
+def total(name: str, nodes: Sequence[Usage], own: float | None) -> Reading | None:
     """Sum over nodes and the aggregator; nodes in the aggregator's process count once."""
-    if own is None and not any(name in costs.readings for costs in nodes):
+    if own is None and not any(name in usage.readings for usage in nodes):
         return None
     step = _sum_over_all(name, "step", nodes)
     if own is None:
         whole = _sum_over_all(name, "whole", nodes)
     else:
-        elsewhere = [costs for costs in nodes if not costs.here]
+        elsewhere = [usage for usage in nodes if not usage.here]
         whole = own + _sum_over_all(name, "whole", elsewhere)
-    return CombinedReading(step, whole, _count(nodes))
+    return Reading(step, whole, nodes=_count(nodes))
 
 
-def once_per_host(
-    name: str, nodes: Sequence[NodeCosts], own: float | None
-) -> CombinedReading | None:
+def once_per_host(name: str, nodes: Sequence[Usage], own: float | None) -> Reading | None:
     """Sum over machines, whose nodes share a counter; nodes without one do not count."""
-    read = [costs for costs in nodes if name in costs.readings]
+    read = [usage for usage in nodes if name in usage.readings]
     if not read:
         return None
     steps: dict[str, float] = {}
     wholes: dict[str, float] = {}
-    estimated = False
-    for costs in read:
-        reading = costs.readings[name]
-        host = machine(reading.host)
+    mark = ""
+    for usage in read:
+        reading = usage.readings[name]
+        host = reading.host.removeprefix(_ESTIMATE)
         steps[host] = max(steps.get(host, 0.0), reading.step)
         wholes[host] = max(wholes.get(host, 0.0), reading.whole)
-        estimated |= is_estimate(reading.host)
-    return CombinedReading(
-        sum(steps.values()), sum(wholes.values()), _count(read), estimated
-    )
+        if reading.estimated:
+            mark = _ESTIMATE
+    return Reading(sum(steps.values()), sum(wholes.values()), mark, _count(read))
 
 
 # Hosts of shared counters. A node reports no more about its meter than this text, so an
@@ -414,21 +351,8 @@ def this_host() -> str:
 
 
 def estimated(host: str) -> str:
-    """Mark the readings of a host as estimates."""
+    """Return the name of a host whose readings are estimates."""
     return _ESTIMATE + host
-
-
-def is_estimate(host: str) -> bool:
-    return host.startswith(_ESTIMATE)
-
-
-def machine(host: str) -> str:
-    """Return the host without the mark of an estimate.
-
-    >>> machine(estimated("a")), machine("a")
-    ('a', 'a')
-    """
-    return host.removeprefix(_ESTIMATE)
 
 
 def require_not_negative(declared: object) -> None:
@@ -438,19 +362,14 @@ def require_not_negative(declared: object) -> None:
             raise UserError(f"{key(name)} must be a non-negative number, not {value:g}")
 
 
-def _capped(reading: Reading, most: float, updates: int) -> Reading:
-    step = min(reading.step, most / updates)
-    return replace(reading, step=step, whole=min(reading.whole, most))
-
-
-def _sum_over_all(name: str, part: str, nodes: Sequence[NodeCosts]) -> float:
+def _sum_over_all(name: str, part: str, nodes: Sequence[Usage]) -> float:
     """Sum over nodes; those without a reading count with the average, nan if none has."""
-    read = [costs for costs in nodes if name in costs.readings]
-    result = float(sum(getattr(costs.readings[name], part) for costs in read))
+    read = [usage for usage in nodes if name in usage.readings]
+    result = float(sum(getattr(usage.readings[name], part) for usage in read))
     if len(read) == len(nodes):
         return result
     return result * _count(nodes) / _count(read) if read else math.nan
 
 
-def _count(nodes: Sequence[NodeCosts]) -> int:
-    return sum(costs.nodes for costs in nodes)
+def _count(nodes: Sequence[Usage]) -> int:
+    return sum(usage.nodes for usage in nodes)

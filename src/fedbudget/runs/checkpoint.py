@@ -39,12 +39,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fedbudget import durable_files
-from fedbudget.codec import file_codec
+from fedbudget.codec import Codec, file_codec
 from fedbudget.durable_files import SpareSpace, with_retries
+from fedbudget.engines.baselines import BaselineState
 from fedbudget.errors import UserError
+from fedbudget.protocol.features.feature import wire_types
 from fedbudget.protocol.method import Method
+from fedbudget.protocol.stages import with_finite_w
 from fedbudget.protocol.state import AggregatorState, Phase, state_type
-from fedbudget.protocol.update import restarted
 from fedbudget.runs.folder import CHECKPOINT, SPARE
 from fedbudget.runs.record import RoundRecord
 
@@ -52,9 +54,9 @@ SHARE = 0.04
 """Largest fraction of a run's time for checkpoints that have an interval."""
 
 T = TypeVar("T")
-Arrays = dict[str, NDArray[Any]]
-_State = AggregatorState[Any, Any]
+_State = AggregatorState[Any, Any] | BaselineState
 _Parts = list[bytes | memoryview]
+Arrays = dict[str, NDArray[Any]]
 
 _KIND = "fedbudget-checkpoint"
 _VERSION = 6
@@ -103,7 +105,7 @@ class Checkpoint:
     """A run between two rounds.
 
     Args:
-      state: state of the aggregator.
+      state: `AggregatorState` of the run's method, or `BaselineState`.
       records: last records, as lines that rounds.jsonl may not have yet; empty before the
         end of the first round.
       engine: state of the engine (nodes, meters, counters), a dataclass or plain values;
@@ -112,7 +114,7 @@ class Checkpoint:
       conditions: conditions of the run so far.
     """
 
-    state: _State
+    state: Any
     records: tuple[str, ...] = ()
     engine: Any = field(default_factory=dict)
     arrays: Sequence[NDArray[Any]] = ()
@@ -123,8 +125,8 @@ class Checkpoint:
         durable_files.replace(folder / CHECKPOINT, self.parts())
 
     @classmethod
-    def load(cls, folder: Path, method: Method) -> "Checkpoint":
-        """Read the checkpoint of a run with this method."""
+    def load(cls, folder: Path, method: Method | None) -> "Checkpoint":
+        """Read the checkpoint of a run with this method; None for a baseline."""
         path = folder / CHECKPOINT
         if not path.is_file():
             raise UserError(f"{folder} has no {CHECKPOINT}: the run cannot be resumed")
@@ -134,11 +136,10 @@ class Checkpoint:
             engine_arrays = _arrays_of(_ENGINE, tensors)
             if len(arrays) + len(engine_arrays) < len(tensors):
                 raise ValueError("it has unknown arrays")
-            w = arrays[0]  # the first array of a state
-            codec = file_codec(state_type(method, w), tuple(wire_types().items()))
-            state: _State = codec.restore(plain[_STATE], arrays)
-            if state.best.shape == state.w.shape:
-                state = state.recovered(restarted(method.update, state.update, state.best))
+            kind = BaselineState if method is None else state_type(method, arrays[0])
+            state = _codec(kind).restore(plain[_STATE], arrays)
+            if method is not None and state.best.shape == state.w.shape:
+                state = with_finite_w(state, method)
             state.require_possible()
             rest = [plain["records"], plain[_ENGINE], plain["conditions"]]
             records, engine, conditions = file_codec(_REST).restore(rest, [])
@@ -158,7 +159,7 @@ class Checkpoint:
     def engine_state(self, kind: type[T]) -> T:
         """Return the state of the engine as an object of its class."""
         try:
-            value: T = file_codec(kind).restore(self.engine, self.arrays)
+            value: T = _codec(kind).restore(self.engine, self.arrays)
         except ValueError as error:
             raise UserError(
                 f"the checkpoint belongs to a run of another kind: {error}"
@@ -167,10 +168,11 @@ class Checkpoint:
 
     def parts(self) -> _Parts:
         """Return the content of the file in parts."""
-        kind: Any = AggregatorState  # mypy takes the next line for an annotation otherwise
-        kind = kind[type(self.state.step_size), type(self.state.update)]
-        state, state_arrays = file_codec(kind).plain(self.state)
-        engine, engine_arrays = file_codec(type(self.engine)).plain(self.engine)
+        kind: Any = type(self.state)
+        if kind is AggregatorState:
+            kind = kind[type(self.state.step_size), type(self.state.update)]
+        state, state_arrays = _codec(kind).plain(self.state)
+        engine, engine_arrays = _codec(type(self.engine)).plain(self.engine)
         conditions, _ = file_codec(Conditions).plain(self.conditions)
         named = {f"{_STATE}.{at}": values for at, values in enumerate(state_arrays)}
         for at, values in enumerate(engine_arrays or self.arrays):
@@ -190,6 +192,11 @@ class Checkpoint:
         }
         text = json.dumps(plain, separators=(",", ":"))
         return safetensors_parts(arrays, {_KIND: _checksum(arrays, text) + text})
+
+
+def _codec(kind: Any) -> Codec[Any]:
+    """Return the codec of a state, with the states of all features known by now."""
+    return file_codec(kind, tuple(wire_types().items()))
 
 
 _REST = tuple[tuple[str, ...], dict[str, Any], Conditions]

@@ -37,6 +37,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -124,7 +125,7 @@ class RunWriter:
 
     def append(self, record: RoundRecord) -> None:
         """Add a record; on an OSError, such as a full disk, nothing of it remains."""
-        with_retries(lambda: self._append(record))
+        with_retries(partial(self._append, record))
 
     def sync(self) -> None:
         """Return when all records survive a power cut."""

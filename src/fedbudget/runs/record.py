@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fedbudget.errors import printable
 
 if TYPE_CHECKING:
-    from fedbudget.protocol.state import Round
     from fedbudget.protocol.features.workload import WorkShares
+    from fedbudget.protocol.state import Round
 
 MAX_LISTED = 200
 """If there are more nodes, a record contains only their means."""
@@ -101,7 +101,11 @@ class RoundRecord:
           figures: further fields from an evaluation.
         """
         ledger = round_.ledger
-        label = ledger.budget.label
+        amounts = {"c": ledger.costs.step, "b": ledger.costs.aggregation}
+        if round_.expected is not None:
+            amounts["expected_c"] = round_.expected.step
+            amounts["expected_b"] = round_.expected.aggregation
+        limits = ledger.budget.limits
         values: dict[str, Any] = {
             each.name: getattr(round_, each.name, None) for each in fields(cls)
         }
@@ -110,15 +114,14 @@ class RoundRecord:
             "reason": str(round_.reason),
             "accuracy": accuracy,
             "wall": wall,
-            "c": label(ledger.costs.step),
-            "b": label(ledger.costs.aggregation),
+            **{
+                name: dict(zip(limits, each.tolist(), strict=True))
+                for name, each in amounts.items()
+            },
             "spent": ledger.budget.totals(ledger.spent),
             "work": None if round_.work is None else _work(round_.work),
             "extra": dict(round_.extra) or None,
         }
-        if round_.expected is not None:
-            values["expected_c"] = label(round_.expected.step)
-            values["expected_b"] = label(round_.expected.aggregation)
         if round_.estimates is not None:
             values |= {
                 name: getattr(round_.estimates, name) for name in ("rho", "beta", "delta")
@@ -135,7 +138,10 @@ class RoundRecord:
             for name, value in vars(self).items()
             if value or name not in _OPTIONAL
         }
-        values |= {name: json_value(values[name]) for name in _MAY_BE_NAN}
+        for name in _MAY_BE_NAN:
+            value = values[name]
+            if value is not None and not math.isfinite(value):
+                values[name] = None
         return _ENCODER.encode(values)
 
     @classmethod

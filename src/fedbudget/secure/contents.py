@@ -51,7 +51,6 @@ import numpy as np
 from fedbudget.arrays import Flags, Float32, Float64, Int64, UInt64
 from fedbudget.evaluation.metrics import BINS, ClassCounts, ErrorSums, Tally
 from fedbudget.protocol.features.node_privacy import (
-    NoisySums,
     count_size,
     counted,
     multipliers,
@@ -68,6 +67,7 @@ from fedbudget.protocol.messages import (
 )
 from fedbudget.protocol.sums import (
     ABSURD,
+    NoisySums,
     Sums,
     add_up_in_numpy,
     column_names,

@@ -19,6 +19,7 @@ from fedbudget.secure.graph import FEWEST
 from fedbudget.settings.option import choices_text
 
 ADAPTIVE = ("accelerated", "frugal")
+BASELINES = ("centralized", "asynchronous")
 """Methods with an automatic step size and drift correction by default."""
 
 DEFAULT_NODES = 5

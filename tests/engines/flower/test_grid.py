@@ -23,7 +23,7 @@ from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
-from fedbudget.resources.resource import RoundUsage
+from fedbudget.resources.resource import Usage
 from fedbudget.runs.folder import Run
 from fedbudget.settings.settings import Settings
 from support.flower_grid import FIRST, LocalGrid, partitions, run_config
@@ -333,7 +333,7 @@ def test_failures_equal_absences(failed: set[tuple[int, int]], tmp_path: Path) -
         present = [
             fleets[node] for node in range(3) if (node, broadcast.round) not in failed
         ]
-        costs = meters.read(RoundUsage(max(1, broadcast.tau), 3, 0, {}))
+        costs = meters.read(Usage({}, 3, updates=max(1, broadcast.tau)))
         broadcast = plan.aggregator.receive(
             Report.merge([fleet.answer(broadcast) for fleet in present]), costs
         )

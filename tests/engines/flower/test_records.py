@@ -33,7 +33,7 @@ from fedbudget.protocol.messages import (
     Request,
 )
 from fedbudget.protocol.state import FleetState
-from fedbudget.resources.resource import NodeCosts, Reading
+from fedbudget.resources.resource import Reading, Usage
 from support.flower_grid import serialized
 from support.messages import with_field
 from support.methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
@@ -41,7 +41,7 @@ from support.networked import node_data, task
 from support.usage import node_costs
 
 SIZE = 5
-COSTS = NodeCosts(
+COSTS = Usage(
     {
         "time": Reading(0.25, 2.0),
         "cpu": Reading(0.125, 1.0),
@@ -136,9 +136,14 @@ def test_report_round_trip(broadcast: Broadcast, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "costs", [COSTS, node_costs(0.5, 1.0), node_costs(0.0, 0.0, cpu=(1.0, 2.0))]
 )
+<<<<<<< HEAD
 def test_costs_round_trip(costs: NodeCosts) -> None:
     content = serialized(records.to_content(wire.pack(Ready(costs))))
     assert wire.read_ready(records.frame(content, "ready")).costs == costs
+=======
+def test_costs_round_trip(costs: Usage) -> None:
+    assert records.costs_in(serialized(records.costs_out(costs))) == costs
+>>>>>>> engines
 
 
 @pytest.mark.parametrize("batch", [None, 5])

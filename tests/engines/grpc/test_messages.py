@@ -31,7 +31,7 @@ from fedbudget.protocol.features.compression import (
     with_feedback,
 )
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Work
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 from support.messages import (
     COSTS,
     EVERYTHING,
@@ -285,7 +285,7 @@ def test_hello_round_trip() -> None:
 
 @settings(deadline=None)
 @given(COSTS)
-def test_trial_costs_round_trip(costs: NodeCosts) -> None:
+def test_trial_costs_round_trip(costs: Usage) -> None:
     reader = NodeReader()
     reader.expect_ready()
     (message,) = pack(Ready(costs))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedbudget.data.dataset import Dataset, Part
+from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.grpc.messages import AggregatorReader
 from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
@@ -196,7 +197,7 @@ def test_uncounted_round_is_repeated() -> None:
         members, broadcast = net.server.members.snapshot(), net.aggregator.pending
         assert broadcast is not None
         # It crashes after the nodes have answered.
-        net.server.begin(broadcast, least=2, timeout=LONG, left=LONG)
+        net.server.begin(broadcast, RoundTerms(2, LONG, LONG))
         wait_until(lambda: [work.made for work in works] == [2, 2])
         net.server.finish()
         net.restart(members, "a crash")

@@ -13,7 +13,7 @@ from fedbudget.engines.grpc.stream import pack
 from fedbudget.engines.remote.members import MAX_ROUNDS_AWAY
 from fedbudget.engines.remote.messages import Ready
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.resources.resource import NodeCosts, Reading
+from fedbudget.resources.resource import Reading, Usage
 from support.methods import bits
 from support.networked import (
     COSTS,
@@ -297,7 +297,7 @@ def test_losses_not_finite_are_excluded(net: Network) -> None:
     assert_undisturbed(net)
 
 
-FOREVER = NodeCosts({"time": Reading(1e9, 1e9)})
+FOREVER = Usage({"time": Reading(1e9, 1e9)})
 
 
 def test_claimed_time_is_capped(net: Network) -> None:

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.grpc import service as service_module
 from fedbudget.engines.grpc import stream
 from fedbudget.engines.grpc.peers import FRAME
@@ -19,7 +20,7 @@ from fedbudget.engines.grpc.stream import pack
 from fedbudget.engines.remote.messages import Ready
 from fedbudget.engines.remote.wire import VERSION
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.resources.resource import NodeCosts, Reading
+from fedbudget.resources.resource import Reading, Usage
 from support.methods import bits
 from support.networked import COSTS, LONG, Network, network, wait_until, without_network
 from support.raw_peers import (
@@ -169,7 +170,7 @@ def test_reconnection_replaces_old_connection(net: Network) -> None:
 
 # Reports.
 
-INVALID_COSTS = NodeCosts({"time": Reading(0.1, float("nan"))})
+INVALID_COSTS = Usage({"time": Reading(0.1, float("nan"))})
 
 
 @pytest.mark.parametrize(
@@ -305,7 +306,7 @@ def test_peer_leaving_during_large_broadcast(
         peer.send(*pack(Ready(COSTS)))
         other.ready(1)
         large = replace(broadcast, w=np.zeros(20_000_000, np.float32), catch_up=None)
-        other.server.begin(large, least=1, timeout=LONG, left=LONG)
+        other.server.begin(large, RoundTerms(1, LONG, LONG))
         peer.receive()
         peer.leave()
         wait_until(lambda: not other.server.descriptions())

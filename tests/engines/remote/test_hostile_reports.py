@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 
 from fedbudget.budget.budget import Budget, Costs
 from fedbudget.engines.remote.members import Members
+<<<<<<< HEAD
 from fedbudget.engines.remote.messages import Answer, Ready
 from fedbudget.engines.remote.round import PendingRound, RoundCosts
 from fedbudget.engines.remote.wire import pack, read_ready, unpack
+=======
+from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.remote.round import PendingRound
+>>>>>>> engines
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError
-from fedbudget.resources import most_within
-from fedbudget.resources.counters import Snapshot
+from fedbudget.resources import within
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import Metering, NodeCosts, Reading
+from fedbudget.resources.resource import Metering, Reading, Usage
 from support.fleets import single_node_fleets, sorted_parts
 from support.methods import METHODS
 from support.problems import problem
@@ -49,7 +53,7 @@ def with_any_number(answer: Answer, data: st.DataObject) -> Answer:
         readings[name] = Reading(data.draw(ARBITRARY), data.draw(ARBITRARY))
     if data.draw(st.booleans()):
         readings.pop("cpu", None)
-    return replace(answer, report=report, costs=NodeCosts(readings))
+    return replace(answer, report=report, costs=Usage(readings))
 
 
 @pytest.mark.parametrize("name", ["accelerated", "frugal"])
@@ -75,12 +79,18 @@ def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
         counted = 0
         for node, fleet in enumerate(fleets):
             pending.ask(f"n{node}")
-            answer = Answer(fleet.answer(message), NodeCosts(READINGS))
+            answer = Answer(fleet.answer(message), Usage(READINGS))
             if node == 2:
                 answer = with_any_number(answer, data)
             try:
+<<<<<<< HEAD
                 ready = read_ready(unpack(pack(Ready(answer.costs)).message))
                 costs = ready.costs.within(most_within(0.6), max(1, message.tau))
+=======
+                costs = within(
+                    unpack_costs(pack_costs(answer.costs)), 0.6, max(1, message.tau)
+                )
+>>>>>>> engines
             except PeerError:
                 pending.withdraw(f"n{node}")  # the server drops this peer
                 continue
@@ -88,9 +98,15 @@ def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
             counted += node < 2
         collected = pending.close(members, {})
         assert counted == 2
+<<<<<<< HEAD
         assert {0, 1} <= {int(answer.nodes[0]) for answer in collected.answers}
         own = Snapshot({"time": 0.6, "cpu": 0.1})
         usage = RoundCosts.of(collected.answers, own, 1000).usage(max(1, message.tau))
+=======
+        assert {0, 1} <= {int(answer.report.nodes[0]) for answer in collected.answers}
+        own = {"time": 0.6, "cpu": 0.1}
+        usage = collected.usage(max(1, message.tau), own, 1000)[0]
+>>>>>>> engines
         message = aggregator.receive(collected.reports, meters.read(usage))
         now: Any = aggregator.ledger.spent
         assert (now >= spent).all()

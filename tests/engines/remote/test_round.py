@@ -11,14 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.engines.remote.members import Members
+<<<<<<< HEAD
 from fedbudget.engines.remote.messages import Answer, MaskedAnswer
 from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound, RoundCosts
+=======
+from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.remote.round import FAILURES, CollectedRound, NextStep, PendingRound
+>>>>>>> engines
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.messages import Report
 from fedbudget.protocol.state import updated
 from fedbudget.protocol.sums import SummedReports
-from fedbudget.resources.counters import Snapshot
-from fedbudget.resources.resource import Reading
+from fedbudget.resources.resource import Reading, Usage
 from support.hand_made import ONE, make, report
 from support.methods import bits
 from support.usage import node_costs
@@ -324,7 +328,7 @@ def test_no_node_counts_twice(actions: list[tuple[str, str]]) -> None:
     )
 
 
-AGGREGATOR_COSTS = Snapshot({"time": 9.0, "cpu": 0.7})
+AGGREGATOR_COSTS = {"time": 9.0, "cpu": 0.7}
 EVALUATING_NODES = [
     replace(
         node_costs(0.1, 1.0, cpu=(0.2, 2.0)),
@@ -338,11 +342,19 @@ EVALUATING_NODES = [
 ]
 
 
+def collected_from(nodes: list[Usage], tally_bytes: int = 0) -> CollectedRound:
+    answers = [
+        Answer(answer("a").report, usage, tally_bytes=tally_bytes if index == 0 else 0)
+        for index, usage in enumerate(nodes)
+    ]
+    return CollectedRound(answers, (), (), enough=True)
+
+
 def test_evaluation_is_charged_separately() -> None:
     """Time is the maximum over nodes, CPU time is the sum."""
-    round_costs = RoundCosts(EVALUATING_NODES, AGGREGATOR_COSTS, 1000, 300)
-    training, evaluation = round_costs.usage(4), round_costs.evaluation_usage()
-    assert round_costs.evaluated
+    collected = collected_from(EVALUATING_NODES, 300)
+    training, evaluation = collected.usage(4, AGGREGATOR_COSTS, 1000)
+    assert evaluation is not None
     assert (training.seconds, evaluation.seconds) == (6.0, 3.0)
     assert (training.wire_bytes, evaluation.wire_bytes) == (700, 300)
     assert training.readings["cpu"].whole == pytest.approx(0.7 + 3 * 2.0)
@@ -353,23 +365,22 @@ def test_evaluation_is_charged_separately() -> None:
 
 def test_own_node_cpu_counts_once() -> None:
     """The aggregator's counters include its CPU time."""
-    round_costs = RoundCosts(
-        [replace(EVALUATING_NODES[1], here=True)], AGGREGATOR_COSTS, 100, 10
-    )
-    assert round_costs.usage(1).readings["cpu"].whole == pytest.approx(0.7 - 0.25)
+    collected = collected_from([replace(EVALUATING_NODES[1], here=True)], 10)
+    training, _ = collected.usage(1, AGGREGATOR_COSTS, 100)
+    assert training.readings["cpu"].whole == pytest.approx(0.7 - 0.25)
 
 
 def test_rounds_without_evaluation() -> None:
-    round_costs = RoundCosts([EVALUATING_NODES[2]], AGGREGATOR_COSTS, 100)
-    assert not round_costs.evaluated
-    assert round_costs.usage(1).seconds == 9.0
+    training, evaluation = collected_from([EVALUATING_NODES[2]]).usage(
+        1, AGGREGATOR_COSTS, 100
+    )
+    assert evaluation is None
+    assert training.seconds == 9.0
 
 
 def test_evaluation_is_capped_by_round() -> None:
-    round_costs = RoundCosts(
-        [EVALUATING_NODES[0]], Snapshot({"time": 2.0, "cpu": 0.1}), 100
+    training, evaluation = collected_from([EVALUATING_NODES[0]]).usage(
+        1, {"time": 2.0, "cpu": 0.1}, 100
     )
-    assert (round_costs.usage(1).seconds, round_costs.evaluation_usage().seconds) == (
-        0.0,
-        2.0,
-    )
+    assert evaluation is not None
+    assert (training.seconds, evaluation.seconds) == (0.0, 2.0)

@@ -13,7 +13,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -21,20 +21,28 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedbudget.arrays import Float32
+from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.flower import records
 from fedbudget.engines.flower.node import PARTITION
 from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.members import Counters, Members
-from fedbudget.engines.remote.messages import Farewell, Hello, NodeRefusal, Welcome
-from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
+from fedbudget.engines.remote.messages import Hello, NodeRefusal, Welcome
+from fedbudget.engines.remote.round import (
+    CollectedRound,
+    NextStep,
+    PendingRound,
+    RemoteNodes,
+)
 from fedbudget.engines.remote.task import SamplesDescription, Task, require_model
 from fedbudget.engines.remote.wire import ExpectedReport
 from fedbudget.errors import UserError, WorkError
 from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.features.compression import BroadcastCompressor
-from fedbudget.protocol.messages import Broadcast, PeerError, Work
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.protocol.features.workload import Work
+from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.resources.resource import Usage
 
 LOG = logging.getLogger("flwr")
 """Flower's own log, which `flwr log` shows."""
@@ -91,7 +99,7 @@ class RefusedByNode(PeerError):
         self.lost = lost
 
 
-class GridNodes:
+class GridNodes(RemoteNodes):
     """Nodes behind a grid, by Flower's numbers.
 
     Args:
@@ -115,7 +123,6 @@ class GridNodes:
 
     @property
     def error(self) -> str:
-        """Why no further round is possible; empty if one is."""
         return self._failure or self.mailbox.error
 
     # Before the first round.
@@ -160,7 +167,7 @@ class GridNodes:
             return described
         return sorted(described, key=lambda each: each.partition or 0)
 
-    def start(self, task: Task, described: Sequence[DescribedNode]) -> list[NodeCosts]:
+    def start(self, task: Task, described: Sequence[DescribedNode]) -> list[Usage]:
         """Send the task to all; return the costs of each node's trial round."""
         self._task = task
         self._model = task.model
@@ -186,27 +193,18 @@ class GridNodes:
         self._admit_newcomers(None)
         return self.members.take_lost(coming, self.mailbox.online)
 
-    def begin(
-        self,
-        broadcast: Broadcast,
-        *,
-        least: int,
-        timeout: float,
-        left: float,
-        needs_reports: bool = True,
-        resting: Collection[int] = (),
-    ) -> None:
+    def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
         now = time.monotonic()
         if self.compressor.kind != "none":
             broadcast = replace(broadcast, compress=self.compressor.kind)
         self.mailbox.keeps_errors = True  # from now on an error of Flower ends the run
         self._pending = PendingRound(
             broadcast,
-            least,
-            deadline=now + timeout,
-            end=now + left - POLL,
-            needs_reports=needs_reports,
-            resting=self.members.having(resting),
+            terms.least,
+            deadline=now + terms.timeout,
+            end=now + terms.left - POLL,
+            needs_reports=terms.needs_reports,
+            resting=self.members.having(terms.resting),
         )
         self._ask(self._pending)
 
@@ -225,11 +223,9 @@ class GridNodes:
         return pending.close(self.members, {})
 
     def wake(self) -> None:
-        """Stop waiting."""
         self._stopped = True
 
     def node_statuses(self) -> list[NodeStatus]:
-        """Status of all nodes; from any thread."""
         now = time.time()
         online = self.mailbox.online
         awaited = self.mailbox.awaited()
@@ -241,9 +237,6 @@ class GridNodes:
             member.status(f"node-{member.numbers[0]}", states.get(node, "away"), now)
             for node, member in members
         ]
-
-    def close(self, farewell: Farewell) -> None:
-        """Do nothing: Flower sends nodes no further messages of this run."""
 
     def state(self) -> None:
         """Return None: a run over Flower cannot be resumed."""
@@ -273,7 +266,7 @@ class GridNodes:
             if node not in online or node in awaited or not pending.can_ask(node):
                 continue
             own = broadcast.to(member.numbers)
-            key = (member.base_round, own.work)
+            key = (member.base_round, own.part(Work))
             if key not in requests:
                 requests[key] = self._request(own, member.base_round)
             contents[node] = self._welcome(node)

@@ -20,8 +20,8 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
-from fedbudget.protocol.messages import LocalError, PeerError
-from fedbudget.protocol.state import FleetState
+from fedbudget.protocol.features.feature import FleetState
+from fedbudget.protocol.messages import LocalError, LocalUpdates, PeerError
 
 PARTITION = "partition"
 """Entry of a hello: index of the node's part of the run's dataset."""
@@ -92,7 +92,7 @@ def _train(
         return _refusal(reason, lost=True)
 
     request = encoded.request(worker.w_after(base_round))
-    if request.broadcast.tau > 0 and welcome.run not in _warm:
+    if isinstance(request.broadcast, LocalUpdates) and welcome.run not in _warm:
         worker.warm_up(request)
         _warm.add(welcome.run)
     answer = worker.answer(request)

@@ -13,13 +13,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedbudget.arrays import Int64
-from fedbudget.codec import file_codec
+from fedbudget.codec import Codec, file_codec
 from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.wire import EncodedBroadcast, ExpectedReport, Frame, Packed
-from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.features.feature import FleetState, wire_types
+from fedbudget.protocol.messages import PeerError
 
 _MESSAGE = "message"
 _VECTORS = "vectors"
@@ -87,9 +87,13 @@ def _vectors(content: RecordDict) -> memoryview:
     return vectors.data
 
 
+def _memory_codec() -> Codec[FleetState]:
+    return file_codec(FleetState, tuple(wire_types().items()))
+
+
 def memory_out(memory: FleetState) -> tuple[ArrayRecord, ConfigRecord]:
     """Return the arrays of a memory, and the rest."""
-    plain, arrays = file_codec(FleetState, tuple(wire_types().items())).plain(memory)
+    plain, arrays = _memory_codec().plain(memory)
     named = {str(at): Array(np.ascontiguousarray(each)) for at, each in enumerate(arrays)}
     return ArrayRecord(named), ConfigRecord({_MEMORY: json.dumps(plain)})
 
@@ -101,5 +105,7 @@ def memory_in(arrays: ArrayRecord, rest: ConfigRecord) -> FleetState:
         plain = json.loads(str(rest.get(_MEMORY)))
     except RecursionError:
         raise ValueError("values are nested too deeply") from None
-    memory: FleetState = file_codec(FleetState, tuple(wire_types().items())).restore(plain, in_order)
+    memory: FleetState = file_codec(FleetState, tuple(wire_types().items())).restore(
+        plain, in_order
+    )
     return memory

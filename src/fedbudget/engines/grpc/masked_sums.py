@@ -27,9 +27,9 @@ import numpy as np
 
 from fedbudget.arrays import UInt64
 from fedbudget.engines.grpc.messages import FromNode, NodeReader
-from fedbudget.engines.grpc.stream import pack
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
 from fedbudget.engines.grpc.rounds import Pending
+from fedbudget.engines.grpc.stream import pack
 from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import MaskedAnswer, MaskedReport
 from fedbudget.engines.remote.round import CollectedRound, NextStep

@@ -46,6 +46,7 @@ from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.wire import EncodedBroadcast, pack_report
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, flag, printable
+from fedbudget.protocol.features.workload import Work
 from fedbudget.protocol.messages import PeerError
 from fedbudget.secure import messages as masking_messages
 

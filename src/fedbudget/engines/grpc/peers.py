@@ -29,7 +29,7 @@ from fedbudget.engines.grpc.messages import NodeReader
 from fedbudget.engines.grpc.stream import ADMITTED
 from fedbudget.engines.remote.members import OWN, Counters
 from fedbudget.engines.remote.messages import Hello
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 
 LOG = logging.getLogger("fedbudget.network")
 
@@ -65,7 +65,7 @@ class Peer:
     handler: "asyncio.Task[Any] | None"
     reader: NodeReader
     welcomed: bool = False
-    trial: NodeCosts | None = None
+    trial: Usage | None = None
     asked: int = 0
     asked_at: float = 0.0
     fault: str | None = None

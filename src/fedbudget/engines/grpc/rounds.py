@@ -12,11 +12,12 @@ return to the event loop.
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from fedbudget.arrays import Float32
+from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.messages import FromNode, NodeReader
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
@@ -35,8 +36,8 @@ from fedbudget.protocol.features import compression
 from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.features.workload import Work
 from fedbudget.protocol.messages import Broadcast, PeerError
-from fedbudget.resources import most_within
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources import within
+from fedbudget.resources.resource import Usage
 
 _NOT_FINITE = 3  # consecutive invalid reports after which a node is dropped
 _NEVER = 1e6  # seconds; no timer is set for a longer wait
@@ -175,35 +176,18 @@ class Rounds:
             if peer.trial is not None or not ready
         )
 
-    def begin(
-        self,
-        broadcast: Broadcast,
-        *,
-        least: int,
-        timeout: float,
-        left: float,
-        needs_reports: bool,
-        resting: Collection[int],
-    ) -> None:
-        """Begin a round: ask all idle nodes.
-
-        Args:
-          least: number of nodes that must report.
-          timeout: seconds after which missing reports are left out, given enough others.
-          left: seconds after which the round ends in any case.
-          needs_reports: keep single reports instead of adding them up on arrival.
-          resting: numbers of nodes that are asked only if the others are too few.
-        """
+    def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
+        """Begin a round: ask all idle nodes."""
         now = self._thread.loop.time()
         if self._compressor.kind != "none":
             broadcast = replace(broadcast, compress=self._compressor.kind)
         pending = PendingRound(
             broadcast,
-            least,
-            now + timeout,
-            now + left,
-            needs_reports=needs_reports,
-            resting=self.members.having(resting),
+            terms.least,
+            now + terms.timeout,
+            now + terms.left,
+            needs_reports=terms.needs_reports,
+            resting=self.members.having(terms.resting),
         )
         pending.stopped = self._stopped  # keeps an interruption between two rounds
         self.pending = pending
@@ -252,7 +236,7 @@ class Rounds:
         if answer is not None:
             waited = self._thread.loop.time() - peer.asked_at
             steps = 1 if self.pending is None else self.pending.broadcast.steps
-            costs = answer.costs.within(most_within(waited), steps)
+            costs = within(answer.costs, waited, steps)
             self._receive(peer.name, asked, replace(answer, costs=costs, waited=waited))
         self.check()
 
@@ -421,7 +405,7 @@ class OwnNode:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.trial: NodeCosts | None = None
+        self.trial: Usage | None = None
         self.busy = False
         self._executor = concurrent.futures.ThreadPoolExecutor(1, "fedbudget-own-node")
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.grpc.admission import AdmissionControl
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.peers import LOG, REVOKED, Peer, Peers
@@ -29,7 +30,7 @@ from fedbudget.engines.grpc.tokens import TokenFile, Tokens
 from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.members import OWN, Member, Members, name_order
 from fedbudget.engines.remote.messages import Farewell, Welcome
-from fedbudget.engines.remote.round import CollectedRound
+from fedbudget.engines.remote.round import CollectedRound, RemoteNodes
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
@@ -37,7 +38,7 @@ from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 
 _FAREWELL_PATIENCE = 5.0  # seconds for nodes to close their streams after a farewell
 _TOKEN_INTERVAL = 1.0  # seconds between two checks for revoked tokens
@@ -57,7 +58,7 @@ _OPTIONS = [
 ]
 
 
-class AggregatorServer:
+class AggregatorServer(RemoteNodes):
     """Serves nodes in its own thread.
 
     Args:
@@ -97,7 +98,6 @@ class AggregatorServer:
     ) -> None:
         self.run = run
         self.port = 0
-        self.error = ""
         self._encoded_task = ""
         self._address = address
         self._credentials = credentials
@@ -217,14 +217,13 @@ class AggregatorServer:
         self._encoded_task = wire.task_to_text(task)
         self._thread.run(self._start(task, Members(members, share=self._max_share)))
 
-    def trials(self) -> list[NodeCosts]:
+    def trials(self) -> list[Usage]:
         """Costs of the trial round of each ready node."""
         trials = self._thread.read(lambda: [peer.trial for peer in self._peers])
         own = None if self._rounds.own is None else self._rounds.own.trial
         return [trial for trial in (own, *trials) if trial is not None]
 
     def lost(self, coming: int) -> list[int]:
-        """Numbers of nodes whose drift state is lost before round `coming`, each once."""
         # Checked in this thread first: most rounds have none, and a call to the server's
         # thread takes time.
         if not self.members.any_lost(coming, self._peers):
@@ -232,7 +231,6 @@ class AggregatorServer:
         return self._thread.read(lambda: self.members.take_lost(coming, self._peers))
 
     def node_statuses(self) -> list[NodeStatus]:
-        """Status of all members, by node number; from any thread, also after the end."""
         now = time.time()
         return [
             member.status(name, self._state(name), now)
@@ -240,32 +238,20 @@ class AggregatorServer:
         ]
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         members = {name: member.saved() for name, member in self.members.snapshot().items()}
-        return {"run": self.run, "task": self._encoded_task, "members": members}
+        return {
+            "engine": "network",
+            "counters": self.traffic(),
+            "run": self.run,
+            "task": self._encoded_task,
+            "members": members,
+        }
 
-    def begin(
-        self,
-        broadcast: Broadcast,
-        *,
-        least: int,
-        timeout: float,
-        left: float,
-        needs_reports: bool = True,
-        resting: Collection[int] = (),
-    ) -> None:
-        """Send a broadcast to all idle nodes; see `RemoteNodes.begin`."""
+    def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
 
         def begin() -> None:
             self._peers.audit.under_way = True
-            self._rounds.begin(
-                broadcast,
-                least=least,
-                timeout=timeout,
-                left=left,
-                needs_reports=needs_reports,
-                resting=resting,
-            )
+            self._rounds.begin(broadcast, terms)
             # Runs after the first part of each broadcast was written.
             self._thread.loop.call_soon(self._began.set)
 
@@ -275,7 +261,6 @@ class AggregatorServer:
         self._began.wait()
 
     def finish(self) -> CollectedRound:
-        """Wait until the round is over."""
         finished: concurrent.futures.Future[CollectedRound] = concurrent.futures.Future()
         self._rounds.finish(finished)
         return finished.result()
@@ -292,6 +277,9 @@ class AggregatorServer:
     def check_waiting(self) -> None:
         """Check the conditions of waiting threads again; from any thread."""
         self._thread.post(self._changed)
+
+    def dismiss(self, reason: str) -> None:
+        self.close(Farewell(reason))
 
     def close(self, farewell: Farewell) -> None:
         """Send a farewell to all nodes, and stop."""

@@ -24,7 +24,7 @@ from fedbudget.engines.remote.messages import Hello, Ready, Welcome
 from fedbudget.engines.remote.task import MOST_NODES, Task, require_classes, require_model
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError
-from fedbudget.resources import most_within
+from fedbudget.resources import within
 
 # seconds that a peer may be silent
 _HELLO_PATIENCE = 20.0  # after it has connected
@@ -172,7 +172,7 @@ class Service:
             if isinstance(message, Ready):
                 self.rounds.reports.require_ready(peer)
                 waited = asyncio.get_running_loop().time() - peer.asked_at
-                peer.trial = message.costs.within(most_within(waited), 1)
+                peer.trial = within(message.costs, waited, 1)
                 self.changed()
             else:
                 self.rounds.receive(peer, message)

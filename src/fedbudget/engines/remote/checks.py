@@ -18,13 +18,13 @@ from fedbudget.protocol.features.feature import require_kind
 from fedbudget.protocol.features.workload import Work
 from fedbudget.protocol.messages import LocalUpdates, PeerError, Private
 from fedbudget.resources import TIME
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 
 _MOST_FEATURES = 2**28
 _RESOURCE = re.compile(rf"[A-Za-z]{{1,{LONG_NAME}}}")  # may be unknown here
 
 
-def checked_costs(costs: NodeCosts) -> NodeCosts:
+def checked_costs(costs: Usage) -> Usage:
     """Return the readings of costs; a peer decides about nothing else."""
     for readings in (costs.readings, costs.evaluation):
         if len(readings) > MOST_READINGS:
@@ -40,7 +40,7 @@ def checked_costs(costs: NodeCosts) -> NodeCosts:
                 raise PeerError(f"{name} (whole) is {reading.whole}")
     if TIME.name not in costs.readings:
         raise PeerError("costs without the time of a round")
-    return NodeCosts(costs.readings, evaluation=costs.evaluation)
+    return Usage(costs.readings, evaluation=costs.evaluation)
 
 
 def check_request(request: RoundRequest, task: Task) -> None:

@@ -196,11 +196,9 @@ class Members(dict[Key, Member]):
         )
         slowest = max((seconds for seconds, _ in each), default=0.0)
         for seconds, member in each:
-            member.idle = member.idle_equal = 0.0
-            if longest > 0:  # numpy takes ten times as long for a few nodes
-                busy = seconds * (member.updates or 1)
-                member.idle = round(1 - busy / longest, 3)
-                member.idle_equal = round(1 - seconds / slowest, 3)
+            busy = seconds * (member.updates or 1)
+            member.idle = round(1 - busy / longest, 3) if longest > 0 else 0.0
+            member.idle_equal = round(1 - seconds / slowest, 3) if slowest > 0 else 0.0
 
     def any_lost(self, coming: int, present: Container[Key]) -> bool:
         """Whether `take_lost` would return any node; from any thread."""

@@ -11,7 +11,7 @@ from fedbudget.engines.remote.task import MOST_NODES, Name, SamplesDescription, 
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import Broadcast, Report
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 
 LONG_REASON = 2000
 """Maximum length of a reason in characters."""
@@ -54,7 +54,7 @@ class Welcome:
 class Ready:
     """A node's reply to `Welcome`: the costs of its trial round."""
 
-    costs: NodeCosts
+    costs: Usage
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Answer:
     """
 
     report: Report
-    costs: NodeCosts
+    costs: Usage
     tallies: tuple[Tally, ...] = ()
     tally_bytes: int = 0
     waited: float = 0.0
@@ -102,7 +102,7 @@ class MaskedAnswer:
     """
 
     nodes: Int64
-    costs: NodeCosts
+    costs: Usage
     waited: float = 0.0
     tallies: ClassVar[tuple[Tally, ...]] = ()
     tally_bytes: ClassVar[int] = 0
@@ -123,7 +123,7 @@ class MaskedReport:
     round: int
     attempt: int
     vector: UInt64
-    costs: NodeCosts
+    costs: Usage
 
 
 @dataclass(frozen=True)

@@ -10,34 +10,60 @@ Rules:
 - A member's status changes only when the round closes.
 - Evaluations are charged, but do not count as the cost of a round. The time of the slowest
   evaluation and the other resources of all evaluations come from the nodes' measurements.
-- Reported costs are bounded: time by the aggregator's clock (`NodeCosts.within`), other
+- Reported costs are bounded: time by the aggregator's clock (`resources.within`), other
   resources by the other members' reports. So no single member decides what was spent.
 """
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 
-from fedbudget.engines.remote.members import Key, Members
+from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.engines.engine import Nodes
+from fedbudget.engines.remote.members import Counters, Key, Members
 from fedbudget.engines.remote.messages import Answer, MemberAnswer
 from fedbudget.engines.remote.tallies import plausible_tallies
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.evaluation.points import NodeEvaluation
-from fedbudget.protocol.combine import FEWEST, capped_reports, reference
-from fedbudget.protocol.messages import Broadcast, Report
-from fedbudget.protocol.sums import Reports, SummedReports, within
-from fedbudget.protocol.features.workload import NodeTimes
-from fedbudget.resources import TIME, most_within, round_usage
-from fedbudget.resources.counters import Snapshot
-from fedbudget.resources.resource import NodeCosts, Reading, RoundUsage
+from fedbudget.protocol.combine import FEWEST, reference
+from fedbudget.protocol.features.feature import NodeTimes
+from fedbudget.protocol.features.workload import Work
+from fedbudget.protocol.messages import LOSSES, Broadcast, Report
+from fedbudget.protocol.sums import NoisySums, ReportAdder, Sums, within
+from fedbudget.resources import TIME, round_usage
+from fedbudget.resources import within as capped_usage
+from fedbudget.resources.resource import Reading, Usage
 
 FAILURES = 3
 """Failures of a member in one round until it is not asked again in it."""
 
 _OUTLIER = 100.0  # times the median: machines differ
+
+
+class RemoteNodes(Nodes):
+    """Nodes on other machines; a subclass is their transport."""
+
+    remote: ClassVar[bool] = True
+    counters: Counters
+
+    @property
+    def wire_bytes(self) -> int:
+        return self.counters.wire_bytes
+
+    def traffic(self) -> dict[str, int]:
+        return vars(self.counters).copy()
+
+    @abstractmethod
+    def lost(self, coming: int) -> list[int]:
+        """Numbers of nodes whose drift state is lost before round `coming`, each once."""
+
+    @abstractmethod
+    def finish(self) -> "CollectedRound":
+        """Wait until the round is over."""
 
 
 class NextStep(Enum):
@@ -85,8 +111,8 @@ class PendingRound(Generic[Key]):
     resting: Collection[Key] = ()
 
     def __post_init__(self) -> None:
-        self._finite = SummedReports(self.broadcast)
-        self._others = SummedReports(self.broadcast)
+        self._finite = ReportAdder(self.broadcast)
+        self._others = ReportAdder(self.broadcast)
 
     def can_ask(self, key: Key) -> bool:
         """Whether an idle member may be asked in this round."""
@@ -181,24 +207,32 @@ class PendingRound(Generic[Key]):
         }
         not_finite = self.answers.keys() - counted.keys()
         missed = self.asked - self.answers.keys()
-        self._update_members(members, instances, counted)
+        seconds = self._update_members(members, instances, counted)
         for key in not_finite:
             members[key].not_finite += 1
         for key in missed:
             members[key].missed += 1
 
         summed = None
-        if not self.needs_reports:
-            summed = self._finite if finite else self._others
+        plain = all(isinstance(answer, Answer) for answer in counted.values())
+        if counted and plain and not self.needs_reports:
+            summed = (self._finite if finite else self._others).sums()
+        best: Float32 | None = None
+        if self.broadcast.tallies > 1 and self.broadcast.catch_up is not None:
+            best = self.broadcast.catch_up.best
         oversized = [members[key].oversized for key in counted]
-        answers, outliers = _cap_answers(counted, summed, oversized)
+        answers, outliers = _cap_answers(counted, oversized)
+        numbers = {key: int(answer.nodes[0]) for key, answer in counted.items()}
+        order = sorted(counted, key=numbers.__getitem__)
         return CollectedRound(
-            answers,
+            [answers[key] for key in order],
             not_finite=members.numbers(not_finite),
             missed=members.numbers(missed),
             enough=members.nodes(counted) >= self.least,
             summed=summed,
             outliers=outliers,
+            step_seconds=[seconds[key] for key in order],
+            best=best,
         )
 
     def _update_members(
@@ -206,15 +240,20 @@ class PendingRound(Generic[Key]):
         members: Members[Key],
         instances: Mapping[Key, str],
         counted: Mapping[Key, MemberAnswer],
-    ) -> None:
+    ) -> dict[Key, Float64]:
+        """Update the members' status; return the seconds of an update at each node."""
+        step_seconds = {}
         for key, answer in counted.items():
             member = members[key]
             member.not_finite = 0
             member.rounds += 1
-            member.step_seconds, member.updates = _pace(answer, self.broadcast)
+            seconds, member.updates = _pace(answer, self.broadcast)
+            member.step_seconds = float(seconds.mean())
+            step_seconds[key] = seconds
             if instances.get(key, self.instances[key]) == self.instances[key]:
                 member.base_round = self.broadcast.round
         members.compare(counted)
+        return step_seconds
 
 
 @dataclass(frozen=True)
@@ -230,42 +269,79 @@ class CollectedRound:
         vectors.
       tallies: metrics of all nodes together, if those of each node are unknown.
       outliers: names of the capped numbers of each member, by key (protocol/combine.py).
+      step_seconds: time of a local update at each node of each member, as measured there.
+      best: w^f, [parameters], if nodes evaluated it in addition to w.
     """
 
     answers: list[MemberAnswer]
     not_finite: tuple[int, ...]
     missed: tuple[int, ...]
     enough: bool
-    summed: Reports | None = None
+    summed: Sums | NoisySums | None = None
     tallies: tuple[Tally, ...] = ()
     outliers: Mapping[Any, tuple[str, ...]] = field(default_factory=dict)
+    step_seconds: Sequence[Float64] = ()
+    best: Float32 | None = None
 
     @property
-    def reports(self) -> Report | Reports:
+    def reports(self) -> Report | Sums | NoisySums:
         """The reports for the aggregator; at least one is required."""
         return self.summed or Report.merge(
             [answer.report for answer in self.answers if isinstance(answer, Answer)]
         )
 
-    def times(self, broadcast: Broadcast) -> NodeTimes:
-        """Seconds of a local update at each node, as measured there."""
-        members = [answer.nodes for answer in self.answers]
-        steps = [answer.costs.step_seconds for answer in self.answers]
-        nodes = np.concatenate(members)
-        seconds = np.repeat(steps, [len(each) for each in members])
-        if broadcast.work is not None:  # a member measured τ updates
-            seconds = seconds * max(1, broadcast.tau) / broadcast.updates(nodes)
-        return NodeTimes(nodes, seconds)
+    @property
+    def numbers(self) -> Int64:
+        return np.concatenate([answer.nodes for answer in self.answers])
 
-    def evaluation(self, broadcast: Broadcast) -> NodeEvaluation | None:
-        """Metrics on the nodes' test samples, if requested and available."""
+    @property
+    def peers(self) -> Int64:
+        """Index of each node's member, in the order of nodes' numbers, [n]."""
+        counts = [len(answer.nodes) for answer in self.answers]
+        members = np.repeat(np.arange(len(counts)), counts)
+        return members[np.argsort(self.numbers, kind="stable")]
+
+    @property
+    def waited(self) -> list[float]:
+        return [answer.waited for answer in self.answers]
+
+    @property
+    def times(self) -> NodeTimes:
+        return NodeTimes(self.numbers, np.concatenate(self.step_seconds))
+
+    @property
+    def evaluation(self) -> NodeEvaluation | None:
         tallies = [answer.tallies for answer in self.answers if answer.tallies]
         if self.tallies:
             tallies = [self.tallies]
         if not tallies:
             return None
-        best = [each[1] for each in tallies] if broadcast.tallies > 1 else ()
-        return NodeEvaluation([each[0] for each in tallies], best)
+        nodes = [each[0] for each in tallies]
+        best = () if self.best is None else [each[1] for each in tallies]
+        return NodeEvaluation(nodes, best, self.best)
+
+    def usage(
+        self, updates: int, own: Mapping[str, float], wire_bytes: int
+    ) -> tuple[Usage, Usage | None]:
+        """Usage of the round without evaluations, and that of the evaluations, if any."""
+        nodes = [
+            answer.costs
+            if answer.costs.nodes == len(answer.nodes)
+            else replace(answer.costs, nodes=len(answer.nodes))
+            for answer in self.answers
+        ]
+        evaluation: Usage | None = None
+        if any(usage.evaluation for usage in nodes):
+            seconds = own[TIME.name]  # the time of the round caps that of evaluations
+            tally_bytes = sum(answer.tally_bytes for answer in self.answers)
+            evaluation = evaluation_usage(
+                [capped_usage(usage, seconds, 1) for usage in nodes], tally_bytes
+            )
+            own = _without_evaluation(own, evaluation, nodes)
+            wire_bytes -= tally_bytes
+        return round_usage(
+            nodes, updates=updates, own=own, wire_bytes=wire_bytes
+        ), evaluation
 
     @property
     def line_seconds(self) -> dict[int, float]:
@@ -282,73 +358,37 @@ class CollectedRound:
         return seconds
 
 
-@dataclass(frozen=True)
-class RoundCosts:
-    """Measured costs of a round over a network.
-
-    Args:
-      nodes: costs of each member.
-      own: counts of the aggregator's process, from one round to the next.
-      wire_bytes: bytes of all messages.
-      tally_bytes: bytes of evaluation results among them.
-    """
-
-    nodes: Sequence[NodeCosts]
-    own: Snapshot
-    wire_bytes: int
-    tally_bytes: int = 0
-
-    @classmethod
-    def of(
-        cls, answers: Sequence[MemberAnswer], own: Snapshot, wire_bytes: int
-    ) -> "RoundCosts":
-        costs = [replace(answer.costs, nodes=len(answer.nodes)) for answer in answers]
-        return cls(costs, own, wire_bytes, sum(answer.tally_bytes for answer in answers))
-
-    @property
-    def evaluated(self) -> bool:
-        return any(costs.evaluation for costs in self.nodes)
-
-    def usage(self, updates: int) -> RoundUsage:
-        """Usage of the round without evaluations."""
-        own = dict(self.own.values)
-        if self.evaluated:
-            own[TIME.name] -= self.evaluation_usage().seconds
-        for costs in self.nodes:
-            if not costs.here:
-                continue
-            for name, reading in costs.evaluation.items():
-                if name in own and name != TIME.name:
-                    own[name] = max(0.0, own[name] - reading.whole)
-        wire_bytes = self.wire_bytes - self.tally_bytes
-        return round_usage(
-            self.nodes, updates=updates, own=Snapshot(own), wire_bytes=wire_bytes
-        )
-
-    def evaluation_usage(self) -> RoundUsage:
-        """Usage of the evaluations; their time is at most that of the round."""
-        most = most_within(self.own[TIME.name])
-        return evaluation_usage(
-            [costs.within(most, 1) for costs in self.nodes], self.tally_bytes
-        )
-
-
-def evaluation_usage(nodes: Sequence[NodeCosts], tally_bytes: int) -> RoundUsage:
+def evaluation_usage(nodes: Sequence[Usage], tally_bytes: int) -> Usage:
     """Usage of evaluations, expressed as a round without updates.
 
     Args:
-      nodes: costs of a round or of trials.
+      nodes: usage of a round or of trials.
       tally_bytes: bytes of all evaluation results.
     """
     evaluated = [
-        replace(costs, readings=costs.evaluation) for costs in nodes if costs.evaluation
+        replace(usage, readings=usage.evaluation, wire_bytes=0)
+        for usage in nodes
+        if usage.evaluation
     ]
     return round_usage(evaluated, wire_bytes=tally_bytes)
 
 
+def _without_evaluation(
+    own: Mapping[str, float], evaluation: Usage, nodes: Sequence[Usage]
+) -> dict[str, float]:
+    """Counts of the aggregator's process without its wait for evaluations and its own."""
+    values = dict(own)
+    values[TIME.name] -= evaluation.seconds
+    for usage in nodes:
+        for name, reading in usage.evaluation.items() if usage.here else ():
+            if name in values and name != TIME.name:
+                values[name] = max(0.0, values[name] - reading.whole)
+    return values
+
+
 def capped_costs(
-    nodes: Sequence[NodeCosts], *, time: bool = False
-) -> tuple[list[NodeCosts], list[tuple[str, ...]]]:
+    nodes: Sequence[Usage], *, time: bool = False
+) -> tuple[list[Usage], list[tuple[str, ...]]]:
     """Replace outliers by the median over members.
 
     Args:
@@ -403,59 +443,54 @@ def _capped(amount: float, usual: float) -> float:
 
 
 def _cap_answers(
-    counted: Mapping[Key, MemberAnswer],
-    summed: SummedReports | None,
-    oversized: Sequence[bool],
-) -> tuple[list[MemberAnswer], dict[Key, tuple[str, ...]]]:
+    counted: Mapping[Key, MemberAnswer], oversized: Sequence[bool]
+) -> tuple[dict[Key, MemberAnswer], dict[Key, tuple[str, ...]]]:
     """Cap the outliers of all answers.
 
     Args:
       oversized: whether each member claims an implausible number of samples.
 
-    Returns: the answers in the order of nodes' numbers, and the outliers by member.
+    Returns: the answers, and the outliers, by member.
     """
     costs, cost_outliers = capped_costs([answer.costs for answer in counted.values()])
     plausible = plausible_tallies([answer.tallies for answer in counted.values()])
-    reports, report_outliers = capped_reports(
-        [answer.report for answer in counted.values() if isinstance(answer, Answer)]
-    )
-    if summed is not None:
-        summed.replace_reports(reports)
     outliers: dict[Key, tuple[str, ...]] = {}
-    answers = []
+    answers: dict[Key, MemberAnswer] = {}
     for index, (key, answer) in enumerate(counted.items()):
         names: tuple[str, ...] = cost_outliers[index]
-        if isinstance(answer, Answer):
-            names = report_outliers[index] + names
-            if names:
-                answer = replace(answer, report=reports[index])
-            if not plausible[index]:
-                names = ("test samples", *names)
-                answer = replace(answer, tallies=())
+        if isinstance(answer, Answer) and not plausible[index]:
+            names = ("test samples", *names)
+            answer = replace(answer, tallies=())
         if oversized[index]:
             names = ("samples", *names)
         if names:
             outliers[key] = names
             answer = replace(answer, costs=costs[index])
-        answers.append(answer)
-    order = np.argsort([answer.nodes[0] for answer in answers])
-    return [answers[index] for index in order], outliers
+        answers[key] = answer
+    return answers, outliers
 
 
-def _pace(answer: MemberAnswer, broadcast: Broadcast) -> tuple[float, int]:
-    """Mean seconds of a local update at a member, and its largest number of updates."""
+def _pace(answer: MemberAnswer, broadcast: Broadcast) -> tuple[Float64, int]:
+    """Seconds of a local update at each node of a member, and its largest number of them.
+
+    A member measures the mean over τ updates.
+    """
+    nodes = answer.nodes
     seconds = answer.costs.step_seconds
-    tau = max(1, broadcast.tau)
-    if broadcast.work is None:
-        return seconds, tau
-    updates = broadcast.updates(answer.nodes)
-    return float((seconds * tau / updates).mean()), int(updates.max())
+    work = broadcast.part(Work)
+    if work is None:
+        return np.full(len(nodes), seconds), broadcast.steps
+    updates = np.array(work.of(nodes))
+    return seconds * broadcast.steps / updates, int(updates.max())
 
 
 def _is_possible(report: Report) -> bool:
     """Whether all numbers that w and c depend on are finite and within bounds."""
-    spread = (report.plain, report.corrected)
-    if any(part is not None and not (part >= 0).all() for part in spread):
+    numbers = report.numbers
+    spread = [numbers[name] for name in ("plain", "corrected") if name in numbers]
+    if not all((part >= 0).all() for part in spread):
         return False
-    parts = (report.losses, report.best_losses, report.w, report.gradients, *spread)
-    return all(part is None or within(part) for part in parts)
+    losses = [numbers[name] for name in LOSSES.numbers if name in numbers]
+    if not all(within(part) for part in (*losses, *spread)):
+        return False
+    return all(within(vectors) for vectors in report.vectors.values())

@@ -54,7 +54,7 @@ from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.features import compression
 from fedbudget.protocol.features.feature import registered_features, wire_types
 from fedbudget.protocol.messages import Broadcast, Kind, PeerError, Report
-from fedbudget.resources.resource import NodeCosts
+from fedbudget.resources.resource import Usage
 from fedbudget.secure import messages as masking
 
 VERSION = 8
@@ -107,7 +107,7 @@ class SentReport:
 
     round: int
     numbers: Float64
-    costs: NodeCosts
+    costs: Usage
     tallies: bytes
 
 
@@ -220,7 +220,7 @@ def pack_broadcast(
 
 
 def pack_report(
-    report: Report, costs: NodeCosts, vectors: Bytes, tallies: Sequence[Tally] = ()
+    report: Report, costs: Usage, vectors: Bytes, tallies: Sequence[Tally] = ()
 ) -> Packed:
     """Pack a report.
 

@@ -6,7 +6,6 @@ round. Every broadcast names the round to start from. The node returns to its st
 that round and discards later ones, so that a repeated round has the same bits.
 """
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedbudget.arrays import Float32
+from fedbudget.arrays import Flags, Float32, Float64
 from fedbudget.data.shards import Table
 from fedbudget.engines import in_process
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
@@ -24,9 +23,9 @@ from fedbudget.engines.remote.task import Task, rounds_ahead
 from fedbudget.errors import as_user_error
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.base import Model, require_fit
-from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.features.feature import FleetState, trial_rounds
 from fedbudget.protocol.features.workload import Work
+from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import (
     Broadcast,
     LocalError,
@@ -35,8 +34,8 @@ from fedbudget.protocol.messages import (
     Report,
 )
 from fedbudget.resources import RESOURCES, TIME
-from fedbudget.resources.counters import ResourceCounters, Snapshot
-from fedbudget.resources.resource import NodeCosts, Reader, Reading, Resource
+from fedbudget.resources.counters import ResourceCounters
+from fedbudget.resources.resource import Reader, Reading, Resource, Usage
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,8 @@ class Worker:
         self._readers = readers
         self._resources: tuple[Resource, ...] = (TIME,)
         self._counters = ResourceCounters({})
-        self._last_report: Snapshot | None = None  # counters at the last report
+        self._machine_wide: Flags = np.zeros(0, bool)  # which counters are
+        self._last_report: Float64 | None = None  # counters at the last report
         self._task: Task | None = None
         self._initial: Fleet | None = None  # before its first round
         self._test: Table | None = None  # test samples, if any
@@ -105,7 +105,7 @@ class Worker:
         samples = self.node_data.samples()
         return Hello(instance, samples, self.run, self.rounds, describe_own(self._model))
 
-    def start(self, welcome: Welcome) -> NodeCosts:
+    def start(self, welcome: Welcome) -> Usage:
         """Accept the task and run a trial, which also compiles kernels.
 
         The trial consists of a round and, with test samples, an evaluation.
@@ -113,7 +113,7 @@ class Worker:
         with self._working():
             return self._start(welcome)
 
-    def _start(self, welcome: Welcome) -> NodeCosts:
+    def _start(self, welcome: Welcome) -> Usage:
         fleet = self.accept(welcome).fork()
         task = welcome.task
         dataset = self.node_data.dataset.name
@@ -163,6 +163,9 @@ class Worker:
         names = dict.fromkeys((TIME.name, *task.readings))
         self._resources = tuple(RESOURCES[name] for name in names if name in RESOURCES)
         self._counters = ResourceCounters.of(self._resources, self._readers)
+        self._machine_wide = np.array(
+            [RESOURCES[name].machine_wide for name in self._counters.names]
+        )
         self._last_report = None
         self.run = welcome.run
         self._task = task
@@ -254,7 +257,7 @@ class Worker:
             f"this node has no memory of round {number}, only of {list(self.rounds)}"
         )
 
-    def _round(self, fleet: Fleet, broadcast: Broadcast) -> tuple[Report, NodeCosts]:
+    def _round(self, fleet: Fleet, broadcast: Broadcast) -> tuple[Report, Usage]:
         now = self._counters.read
         began = self._began(now())
         fleet.receive(broadcast)
@@ -268,7 +271,7 @@ class Worker:
         self._last_report = now()
         whole = self._last_report - began
         readings = self._counters.readings(update_costs, whole, broadcast.steps)
-        return report, NodeCosts(readings, len(report.nodes))
+        return report, Usage(readings, len(report.nodes))
 
     def _update_slowly(self, fleet: Fleet) -> None:
         """Sleep in proportion to the thread's own time, not to that of other processes."""
@@ -293,17 +296,12 @@ class Worker:
         used = counters.read() - began
         return tuple(tallies), counters.readings(used - used, used, 1)
 
-    def _began(self, now: Snapshot) -> Snapshot:
+    def _began(self, now: Float64) -> Float64:
         """Counters at the start of the round.
 
         Machine-wide counters start at the last report: they continue while the node waits.
         """
-        if self._last_report is None:
+        last = self._last_report
+        if last is None:
             return now
-        values = dict(now.values)
-        for resource in self._resources:
-            if resource.machine_wide and resource.name in values:
-                last = self._last_report[resource.name]
-                if not math.isnan(last):
-                    values[resource.name] = last
-        return Snapshot(values)
+        return np.where(self._machine_wide & ~np.isnan(last), last, now)

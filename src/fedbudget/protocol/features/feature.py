@@ -33,6 +33,7 @@ from fedbudget.protocol.messages import (
     PeerError,
     ReportLayout,
     TrainRound,
+    default_layout,
 )
 from fedbudget.protocol.sums import Sums
 
@@ -506,7 +507,7 @@ def require_kind(features: Sequence[Feature], broadcast: Broadcast) -> None:
     kinds = [kind for feature in features for kind in feature.kinds]
     layout = report_layout(features, broadcast.round)
     if not isinstance(broadcast, TrainRound):
-        layout = type(broadcast).report
+        layout = default_layout(type(broadcast))
     if not isinstance(broadcast, tuple(kinds) or (TrainRound, FinalRound)):
         raise PeerError(f"{type(broadcast).__name__} is no round of this run")
     if broadcast.report != layout:

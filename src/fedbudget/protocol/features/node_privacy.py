@@ -84,7 +84,6 @@ from fedbudget.protocol.messages import (
     LocalError,
     NormReport,
     NormRound,
-    PeerError,
     Private,
     PrivateRound,
     Report,
@@ -101,7 +100,7 @@ from fedbudget.protocol.state import (
     Round,
     updated,
 )
-from fedbudget.protocol.sums import Sums, add_up
+from fedbudget.protocol.sums import NoisySums, Sums, add_up
 
 MEASURED = 0.05
 """Share of all ρ for the first round, which measures norms."""
@@ -231,23 +230,6 @@ def reported_norms(updates: Float32) -> Float64:
     longest = _STEPS * (_OCTAVES[-1] + 1)
     shortest = _STEPS * (_OCTAVES[0] - 1)
     return np.asarray(np.clip(np.where(np.isnan(steps), longest, steps), shortest, longest))
-
-
-@dataclass(frozen=True)
-class NoisySums:
-    """Sums of a private round that already contain noise.
-
-    Args:
-      round: number of the round.
-      nodes: number of nodes.
-      counts: Σ (b_i - ½), for C or for each octave.
-      updates: Σ clip(Δ_i), [parameters]; None if the round only measured norms.
-    """
-
-    round: int
-    nodes: int
-    counts: Float64
-    updates: Float64 | None
 
 
 @dataclass(frozen=True)
@@ -541,14 +523,7 @@ class PrivateAggregator(Aggregator):
 
     def _require_private(self, reports: "Report | Sums | NoisySums") -> Any:
         """Return the private broadcast that the reports answer."""
-        broadcast = self.pending
-        if broadcast is None:
-            raise LocalError(f"no report is expected: the run is {self.state.phase}")
-        if reports.round != broadcast.round:
-            raise PeerError(f"a report of round {reports.round} in round {broadcast.round}")
-        if isinstance(reports, Report):
-            reports.require_answers(broadcast)
-        return broadcast
+        return self._require_pending(reports)
 
     def _broadcast(self, state: _State) -> Broadcast:
         privacy = privacy_of(state)

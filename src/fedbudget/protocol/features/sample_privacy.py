@@ -73,12 +73,16 @@ from fedbudget.budget.spending import SpendingRule
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.models import per_sample
 from fedbudget.models.base import Descent
-from fedbudget.protocol.features.feature import Feature, LocalRound, NodeTimes, register_feature
+from fedbudget.protocol.features.feature import (
+    Feature,
+    LocalRound,
+    NodeTimes,
+    register_feature,
+)
 from fedbudget.protocol.features.node_privacy import (
     FEWEST_ROUNDS,
     MEASURED,
     MOST_UPDATES,
-    NoisySums,
     PrivacyState,
     PrivateAggregator,
     RoundPlan,
@@ -100,7 +104,7 @@ from fedbudget.protocol.messages import (
 from fedbudget.protocol.method import PrivateRule
 from fedbudget.protocol.stages import FilteredReports, combine_reports
 from fedbudget.protocol.state import AggregatorState, Outcome, Payment, updated
-from fedbudget.protocol.sums import Sums
+from fedbudget.protocol.sums import NoisySums, Sums
 
 CLIP = 0.5
 """C, as a share of the norm of gradients at w(0)."""

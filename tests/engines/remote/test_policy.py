@@ -1,4 +1,4 @@
-"""The network engine: deadlines, costs, compression, and whole runs with the bits of one
+"""Rounds over a network: deadlines, costs, compression, and whole runs with the bits of one
 process.
 """
 
@@ -12,18 +12,19 @@ import pytest
 
 from fedbudget.budget.budget import Budget, Costs
 from fedbudget.budget.spending import CarefulSpending
+from fedbudget.engines.engine import RoundEngine, completed_record, unfinished_costs
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
-from fedbudget.engines.in_process import InProcessEngine
-from fedbudget.engines.remote import engine
-from fedbudget.engines.remote.engine import (
+from fedbudget.engines.in_process import InProcessNodes
+from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.remote.policy import (
     TRIED,
     CompressionChoice,
+    Deadlines,
     Participation,
-    RemoteEngine,
+    RemotePolicy,
 )
-from fedbudget.engines.remote.messages import Answer
-from fedbudget.engines.remote.round import CollectedRound, RoundCosts
+from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.launch.execute import execute
 from fedbudget.launch.inputs import from_dataset
@@ -34,16 +35,15 @@ from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.kinds import SGD, SimulatedTime
 from fedbudget.resources.meters import Meters
-from fedbudget.resources.resource import CombinedReading, Metering, RoundUsage
+from fedbudget.resources.resource import Metering, Reading, Usage
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.network import ListenOptions
 from fedbudget.settings.settings import Settings
 from fedbudget.settings.types import Compression
 from support.hand_made import make, report
-from support.methods import bits
+from support.methods import bits, recorded_broadcasts
 from support.networked import LONG, aggregator, network, node_data, task
 from support.problems import costs
 from support.served import run_over_grpc
@@ -61,8 +61,8 @@ def simulated_costs(seconds: float = 5.0) -> Meters:
     )
 
 
-def usage(updates: int = 5, step: float = 1.0, seconds: float = 7.0) -> RoundUsage:
-    return RoundUsage(updates, 2, 0, {"time": CombinedReading(step, seconds, 2)})
+def usage(updates: int = 5, step: float = 1.0, seconds: float = 7.0) -> Usage:
+    return Usage({"time": Reading(step, seconds, nodes=2)}, 2, updates=updates)
 
 
 def broadcast(tau: int = 3) -> Broadcast:
@@ -75,46 +75,44 @@ def broadcast(tau: int = 3) -> Broadcast:
 TRIAL = usage(1, 0.001, 0.01)
 
 
-def clock_of(meters: Meters, timeout: float | None) -> engine._Clock:
-    return engine._Clock(meters, timeout, TRIAL)
+def clock_of(meters: Meters, timeout: float | None) -> Deadlines:
+    return Deadlines(meters, timeout, TRIAL)
 
 
 class TestDeadline:
     def test_requested_timeout(self) -> None:
         clock = clock_of(measured(time=100), 1.5)
         clock.add(usage())
-        assert clock.deadline(broadcast()) == 1.5
+        assert clock.timeout(broadcast()) == 1.5
 
     def test_first_deadline_follows_the_trial(self) -> None:
         """Slow nodes and large models extend the deadline of the first rounds."""
         slow = usage(1, step=20.0, seconds=30.0)
-        clock = engine._Clock(measured(time=100), None, slow)
-        assert clock.deadline(broadcast(tau=3)) == pytest.approx(
-            4 * (30 + 2 * 20), rel=1e-3
-        )
+        clock = Deadlines(measured(time=100), None, slow)
+        assert clock.timeout(broadcast(tau=3)) == pytest.approx(4 * (30 + 2 * 20), rel=1e-3)
         large = replace(broadcast(), w=np.zeros(10_000_000, np.float32))
         # 2 Mbit/s in both directions.
-        assert clock_of(measured(time=100), None).deadline(large) > 4 * 120e6 / 250e3
+        assert clock_of(measured(time=100), None).timeout(large) > 4 * 120e6 / 250e3
 
     def test_first_rounds_have_30_seconds(self) -> None:
         clock = clock_of(measured(time=100), None)
-        assert clock.deadline(broadcast()) == 30
+        assert clock.timeout(broadcast()) == 30
         clock.add(usage(updates=2, step=0.1, seconds=0.3))
-        assert clock.deadline(broadcast()) == 30
+        assert clock.timeout(broadcast()) == 30
 
     def test_four_times_the_expected_time(self) -> None:
         clock = clock_of(measured(time=100), None)
         for seconds in (7.0, 8.0, 1000.0):  # an outlier does not matter
             clock.add(usage(updates=5, step=1.0, seconds=seconds))
-        assert clock.deadline(broadcast(tau=20)) == 4 * (20 * 1.0 + 3.0)
+        assert clock.timeout(broadcast(tau=20)) == 4 * (20 * 1.0 + 3.0)
         # The final loss counts as one update.
-        assert clock.deadline(broadcast(tau=0)) == 4 * (1.0 + 3.0)
+        assert clock.timeout(broadcast(tau=0)) == 4 * (1.0 + 3.0)
 
     def test_at_least_three_seconds(self) -> None:
         clock = clock_of(measured(time=100), None)
         for _ in range(3):
             clock.add(usage(updates=5, step=0.001, seconds=0.01))
-        assert clock.deadline(broadcast()) == 3
+        assert clock.timeout(broadcast()) == 3
 
     def test_slow_node_cannot_extend_deadline(self) -> None:
         """Two of three nodes answer within 0.1 s. The third takes 90 % of every deadline,
@@ -123,9 +121,9 @@ class TestDeadline:
         for share in (0.0, 1.0):
             clock = clock_of(measured(bytes=1e9), None)
             for _ in range(60):
-                late = 0.9 * clock.deadline(broadcast(5))
+                late = 0.9 * clock.timeout(broadcast(5))
                 clock.add(usage(5, share * late / 5, late), [0.1, 0.1, late])
-            assert clock.deadline(broadcast(5)) < 10
+            assert clock.timeout(broadcast(5)) < 10
 
 
 class TestRemainingTime:
@@ -170,33 +168,34 @@ def answer(node: int, step_seconds: float = 0.1) -> Answer:
     )
 
 
-AGGREGATOR_COSTS = Snapshot({"time": 9.0, "cpu": 0.7})
+AGGREGATOR_COSTS = {"time": 9.0, "cpu": 0.7}
 
 
 def test_time_is_maximum_cpu_is_sum() -> None:
-    result = RoundCosts.of(
-        [answer(0), answer(1, step_seconds=0.3)], AGGREGATOR_COSTS, 123
-    ).usage(4)
+    collected = CollectedRound(
+        [answer(0), answer(1, step_seconds=0.3)], (), (), enough=True
+    )
+    result, evaluation = collected.usage(4, AGGREGATOR_COSTS, 123)
+    assert evaluation is None
     assert (result.updates, result.nodes, result.wire_bytes) == (4, 4, 123)
-    assert result.readings["time"] == CombinedReading(0.3, 9.0, nodes=4)
+    assert result.readings["time"] == Reading(0.3, 9.0, nodes=4)
     assert result.readings["cpu"].whole == pytest.approx(2.0 + 2.0 + 0.7)
     assert result.readings.keys() == {"time", "cpu"}
 
 
 def test_failed_round_charges_measured_costs() -> None:
     """Time and bytes are charged. Simulated costs are not."""
-    result = engine._unfinished(measured(time=100, bytes=1e6), Snapshot({"time": 2.5}), 300)
+    result = unfinished_costs(measured(time=100, bytes=1e6), {"time": 2.5}, 300)
     assert (result.step.tolist(), result.aggregation.tolist()) == ([0, 0], [2.5, 300])
-    result = engine._unfinished(simulated_costs(), Snapshot({"time": 2.5}), 300)
+    result = unfinished_costs(simulated_costs(), {"time": 2.5}, 300)
     assert (result.step.tolist(), result.aggregation.tolist()) == ([0], [0])
 
 
 def test_record_names_nodes_left_out() -> None:
     ours = make()
     ours.receive(report(ours.start(), 1.0, 1.0), costs([1], [1]))
-    result = engine._completed(
-        ours, CollectedRound([], (5, 3), missed=(7,), enough=True), broadcast()
-    )
+    collected = CollectedRound([], (5, 3), missed=(7,), enough=True)
+    result = completed_record(ours.last, collected)
     assert (result.left_out, result.missed) == ((3, 5), (7,))
 
 
@@ -208,10 +207,12 @@ def run(
 ) -> tuple[Outcome, list[Any]]:
     seen: list[Any] = []
     running = {name: how.pop(name) for name in ("interrupted", "save") if name in how}
-    remote = RemoteEngine(
-        ours, server, meters, **{"least": 2, "timeout": LONG, "trial": TRIAL, **how}
+    policy = RemotePolicy(
+        server, meters, deadlines=Deadlines(meters, LONG, TRIAL), **{"least": 2, **how}
     )
-    outcome = remote.run(observe=lambda *both: seen.append(both), **running)
+    outcome = RoundEngine(ours, server, meters, policy).run(
+        observe=lambda *both: seen.append(both), **running
+    )
     return outcome, seen
 
 
@@ -221,16 +222,21 @@ def test_network_run_has_same_bits(method: str) -> None:
     how = {"budget": Budget({"time": 2.0}), "expected": expected}
     fleets = [node_data(node).fleet(task(method, batch=5), [node]) for node in (0, 1)]
     here: list[Any] = []
-    one = InProcessEngine(aggregator(method, **how), fleets, simulated_costs(2.0))
+    meters = simulated_costs(2.0)
+    nodes = InProcessNodes(fleets, meters.counters())
+    sent_here = recorded_broadcasts(nodes)
+    one = RoundEngine(aggregator(method, **how), nodes, meters)
     outcome = one.run(observe=lambda *both: here.append(both))
     with network(method, batch=5) as net:
         net.join(0), net.join(1)
         net.server.wait_for(2, lambda: False)
         net.server.start(net.task)
         net.ready(2)
+        sent_there = recorded_broadcasts(net.server)
         again, there = run(aggregator(method, **how), net.server, simulated_costs(2.0))
     assert len(here) > 5
     assert bits(there) == bits(here)
+    assert bits(sent_there) == bits(sent_here)
     assert bits(again) == bits(outcome)
 
 
@@ -356,7 +362,9 @@ def chosen_kinds(
     for _ in range(3 * TRIED):
         chosen.append(compressor.kind)
         line = none if compressor.kind == "none" else eight
-        choice.add(dict(enumerate((*others, line))), line + 0.002, line + 0.002 + updates)
+        lines = dict(enumerate((*others, line)))
+        if choice.tries:
+            choice.add(lines, line + 0.002, line + 0.002 + updates)
     return chosen
 
 
@@ -394,9 +402,9 @@ def test_busy_moments_are_ignored() -> None:
     compressor = BroadcastCompressor("none")
     choice = CompressionChoice.first(compressor, 650, budgeted=False, measured=True)
     for busy in range(3 * TRIED):  # another node in each round
-        choice.add(
-            {node: 0.5 if node == busy % 2 else 0.003 for node in range(2)}, 0.5, 0.5
-        )
+        lines = {node: 0.5 if node == busy % 2 else 0.003 for node in range(2)}
+        if choice.tries:
+            choice.add(lines, 0.5, 0.5)
         assert compressor.kind == "none"
 
 
