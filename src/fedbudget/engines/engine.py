@@ -258,11 +258,9 @@ class RoundEngine(Engine):
     def traffic(self) -> Mapping[str, int]:
         return self.nodes.traffic()
 
-    def state(self) -> tuple[AggregatorState[Any, Any], Mapping[str, Any]] | None:
-        nodes = self.nodes.state()
-        if nodes is None:
-            return None
-        return self.aggregator.state, {"meters": self.meters.state(), **nodes}
+    def state(self) -> tuple[AggregatorState[Any, Any], object] | None:
+        own = self.nodes.state(self.meters.state())
+        return None if own is None else (self.aggregator.state, own)
 
 
 def unfinished_costs(meters: Meters, used: Mapping[str, float], wire_bytes: int) -> Costs:
@@ -349,9 +347,14 @@ class Nodes(ABC):
         return {}
 
     @abstractmethod
-    def state(self) -> Mapping[str, Any] | None:
-        """State for a checkpoint, with the name of the engine; None if a run with these
-        nodes cannot be resumed."""
+    def state(self, meters: dict[str, Any]) -> object | None:
+        """State for a checkpoint: a dataclass or plain values, with the name of the engine.
+
+        None if a run with these nodes cannot be resumed.
+
+        Args:
+          meters: state of the meters, which is part of it.
+        """
 
 
 class Collected(Protocol):

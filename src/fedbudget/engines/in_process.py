@@ -170,13 +170,14 @@ class SimulatedNodes(Nodes):
         present = None if self._present is None else next(self._present)
         return self.answer(self._broadcast, present)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, meters: dict[str, Any]) -> SimulationState:
         present = self._present
-        return {
-            "engine": self.engine,
-            "present": present.state() if isinstance(present, Attendance) else None,
-            "groups": self.memory() if self._remembers else None,
-        }
+        return SimulationState(
+            self.engine,
+            meters,
+            present.state() if isinstance(present, Attendance) else None,
+            self.memory() if self._remembers else None,
+        )
 
     def restore(self, state: SimulationState) -> None:
         """Restore the state of a checkpoint, before the first round."""

@@ -282,7 +282,7 @@ def test_nodes_without_rounds_are_forgotten(
     wait_until(lambda: len(net.server.descriptions()) == 2)
     wait_until(lambda: set(net.server.members) == {"node-0", "node-1"})
     assert_undisturbed(net)
-    assert len(net.server.state()["members"]) == 2
+    assert len(net.server.state({})["members"]) == 2
 
 
 LOG = logging.getLogger("fedbudget.tried")

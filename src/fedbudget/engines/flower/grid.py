@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -238,7 +238,7 @@ class GridNodes(RemoteNodes):
             for node, member in members
         ]
 
-    def state(self) -> None:
+    def state(self, meters: dict[str, Any]) -> None:
         """Return None: a run over Flower cannot be resumed."""
 
     # A round.

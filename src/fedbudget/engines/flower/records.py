@@ -105,7 +105,4 @@ def memory_in(arrays: ArrayRecord, rest: ConfigRecord) -> FleetState:
         plain = json.loads(str(rest.get(_MEMORY)))
     except RecursionError:
         raise ValueError("values are nested too deeply") from None
-    memory: FleetState = file_codec(FleetState, tuple(wire_types().items())).restore(
-        plain, in_order
-    )
-    return memory
+    return _memory_codec().restore(plain, in_order)

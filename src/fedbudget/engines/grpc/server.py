@@ -237,10 +237,11 @@ class AggregatorServer(RemoteNodes):
             for name, member in self.members.snapshot().items()
         ]
 
-    def state(self) -> dict[str, Any]:
+    def state(self, meters: dict[str, Any]) -> dict[str, Any]:
         members = {name: member.saved() for name, member in self.members.snapshot().items()}
         return {
             "engine": "network",
+            "meters": meters,
             "counters": self.traffic(),
             "run": self.run,
             "task": self._encoded_task,
