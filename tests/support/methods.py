@@ -10,26 +10,17 @@ from fedbudget.budget.budget import Budget, Costs
 from fedbudget.budget.control import AdaptiveTau, BalancedTau, FixedTau
 from fedbudget.budget.spending import CarefulSpending
 from fedbudget.budget.step_size import AutoStep, FixedStep, SearchedStep
-<<<<<<< HEAD
+from fedbudget.engines.engine import Nodes, RoundTerms
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.features.feature import Feature
-=======
-from fedbudget.data.shards import Shards
-from fedbudget.engines.engine import Nodes, RoundTerms
-from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
->>>>>>> engines
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Outcome, Round
 from fedbudget.protocol.update import Accelerate, ServerMomentum
 from fedbudget.resources.kinds import SGD, SimulatedTime
-<<<<<<< HEAD
-from fedbudget.resources.resource import RoundUsage
-from support.fleets import single_node_fleets
-=======
 from fedbudget.resources.resource import Usage
->>>>>>> engines
+from support.fleets import single_node_fleets
 from support.problems import costs, problem
 
 BUDGET = Budget({"time": 2.0})
@@ -108,11 +99,7 @@ def simulated_time() -> SimulatedTime:
 
 
 def read_costs(time: SimulatedTime, broadcast: Broadcast) -> Costs:
-<<<<<<< HEAD
-    cost = time.read(RoundUsage(broadcast.steps, nodes=3, wire_bytes=0, readings={}))
-=======
-    cost = time.read(Usage({}, nodes=3, updates=max(1, broadcast.tau)))
->>>>>>> engines
+    cost = time.read(Usage({}, nodes=3, updates=broadcast.steps))
     return costs([cost.step], [cost.aggregation])
 
 
