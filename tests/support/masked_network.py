@@ -6,12 +6,8 @@ from typing import Any
 
 import numpy as np
 
-<<<<<<< HEAD
-from fedbudget.engines.grpc.masked_sums import MaskedSums
-=======
 from fedbudget.engines.engine import RoundTerms
-from fedbudget.engines.grpc.masked_rounds import MaskingTerms
->>>>>>> engines
+from fedbudget.engines.grpc.masked_sums import MaskedSums
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.secure.identity import Trust

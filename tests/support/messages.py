@@ -1,6 +1,7 @@
 """Random broadcasts and reports, readers that expect them, and Hypothesis strategies."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -18,7 +19,17 @@ from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.wire import VERSION, ExpectedReport
 from fedbudget.models.description import ModelDescription, TensorDescription
 from fedbudget.protocol.features.compression import KINDS, Kind, decode, encode
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
+from fedbudget.protocol.features.drift import DriftCatchUp, DriftCorrection, DriftPart
+from fedbudget.protocol.features.estimates import EstimateSlopes
+from fedbudget.protocol.features.feature import Feature, FeatureSettings, report_layout
+from fedbudget.protocol.messages import (
+    Broadcast,
+    CatchUp,
+    FinalRound,
+    LossReport,
+    Part,
+    TrainRound,
+)
 from fedbudget.resources.resource import Reading, Usage
 
 AMOUNTS = st.floats(0, 1e300)
@@ -30,7 +41,14 @@ COSTS = st.builds(
     READINGS,
     st.dictionaries(RESOURCE_NAMES, READINGS, max_size=5),
 )
-REQUESTS = st.builds(Request, *[st.booleans()] * 4)
+FEATURES = st.tuples(
+    st.lists(st.builds(DriftCorrection, st.booleans()), max_size=1),
+    st.lists(st.builds(EstimateSlopes, *[st.booleans()] * 4), max_size=1),
+).map(lambda lists: tuple(feature for each in lists for feature in each))
+
+
+def settings_of(features: Sequence[Feature]) -> tuple[FeatureSettings, ...]:
+    return tuple(map(FeatureSettings.of, features))
 
 
 def _moments(shape: list[int], seed: int | None) -> tuple[Moments | None, Moments | None]:
@@ -91,14 +109,22 @@ TASKS = st.builds(
     st.sampled_from(KINDS),
     st.integers(1, 10**9),
     SAMPLES,
-    REQUESTS,
+    FEATURES.map(settings_of),
     st.lists(RESOURCE_NAMES, max_size=4).map(tuple),
 )
 
-NOTHING = Request()
-EVERYTHING = Request(estimate=True, gradient=True, curvature=True, drift=True)
+NOTHING: tuple[Feature, ...] = ()
+EVERYTHING = (DriftCorrection(), EstimateSlopes(gradient=True, curvature=True))
 TASK = Task(
-    "svm", 3, 5, 1, {"clusters": 4}, "none", 10**9, SamplesDescription((), (3,)), EVERYTHING
+    "svm",
+    3,
+    5,
+    1,
+    {"clusters": 4},
+    "none",
+    10**9,
+    SamplesDescription((), (3,)),
+    settings_of(EVERYTHING),
 )
 
 
@@ -107,8 +133,8 @@ def vector(rng: np.random.Generator, d: int) -> Float32:
 
 
 def random_broadcast(
-    d: int, rng: np.random.Generator, request: Request, **other: Any
-) -> Broadcast:
+    d: int, rng: np.random.Generator, features: Sequence[Feature], **other: Any
+) -> TrainRound:
     known: dict[str, Any] = {
         "round": 3,
         "w": vector(rng, d),
@@ -116,58 +142,62 @@ def random_broadcast(
         "eta": 0.1,
         "best": True,
         "stop": False,
+        **other,
     }
-    return Broadcast(
-        **{**known, **other},
-        request=request,
-        drift=Drift(bool(rng.integers(2)), rng.random()) if request.drift else None,
-        catch_up=CatchUp(
-            vector(rng, d),
-            vector(rng, d) if request.drift else None,
-            int(rng.integers(100)),
-        ),
+    parts: tuple[Part, ...] = ()
+    missed: tuple[Part, ...] = ()
+    if any(isinstance(feature, DriftCorrection) for feature in features):
+        parts = (DriftPart(bool(rng.integers(2)), rng.random()),)
+        missed = (DriftCatchUp(vector(rng, d), int(rng.integers(100))),)
+    return TrainRound(
+        **known,
+        effective=known["tau"],
+        report=report_layout(features, known["round"]),
+        parts=parts,
+        catch_up=CatchUp(vector(rng, d), missed),
     )
 
 
-def random_report(broadcast: Broadcast, n: int, rng: np.random.Generator) -> Report:
+def as_final(broadcast: TrainRound) -> FinalRound:
+    """The final round with the same w and parts."""
+    names = {each.name for each in fields(FinalRound)} - {"report"}
+    return FinalRound(**{name: getattr(broadcast, name) for name in names})
+
+
+def random_report(
+    broadcast: TrainRound | FinalRound, n: int, rng: np.random.Generator
+) -> LossReport:
     """A report with the requested fields and random values."""
-    updated = broadcast.tau > 0
-    estimates = broadcast.request.estimate and broadcast.round > 1 and updated
-    drift = broadcast.drift is not None and updated
-
-    def numbers(wanted: bool) -> Any:
-        return np.where(rng.random(n) < 0.2, np.nan, rng.normal(size=n)) if wanted else None
-
-    def vectors(wanted: bool) -> Any:
-        return rng.normal(size=(n, broadcast.w.size)).astype(np.float32) if wanted else None
-
-    return Report(
-        broadcast.round,
-        np.arange(n) + 7,
-        np.arange(n) + 10,
-        rng.normal(size=n),
-        rng.normal(size=n),
-        vectors(updated),
-        numbers(estimates),
-        numbers(estimates),
-        vectors(estimates and broadcast.request.gradient),
-        numbers(drift),
-        numbers(drift),
+    layout = broadcast.report
+    numbers = {
+        name: np.where(rng.random(n) < 0.2, np.nan, rng.normal(size=n))
+        for name in layout.numbers
+    }
+    vectors = {
+        name: rng.normal(size=(n, broadcast.w.size)).astype(np.float32)
+        for name in layout.vectors
+    }
+    return broadcast.answer(
+        round=broadcast.round,
+        nodes=np.arange(n) + 7,
+        sizes=np.arange(n) + 10,
+        numbers=numbers,
+        vectors=vectors,
     )
 
 
-def as_received(report: Report, broadcast: Broadcast, kind: Kind) -> tuple[Report, bytes]:
+def as_received(
+    report: LossReport, broadcast: TrainRound | FinalRound, kind: Kind
+) -> tuple[LossReport, bytes]:
     """Return the report as the aggregator decodes it, and its encoded vectors."""
-    if report.w is None:
-        return report, b""
-    vectors = encode(kind, report.w if kind == "none" else report.w - broadcast.w)
-    w = report.w if kind == "none" else broadcast.w + _decoded(kind, vectors, report.w)
-    if report.gradients is None:
-        return replace(report, w=w), vectors
-    more = encode(kind, report.gradients)
-    return replace(
-        report, w=w, gradients=_decoded(kind, more, report.gradients)
-    ), vectors + more
+    received = {}
+    encoded = b""
+    for name, sent in report.vectors.items():
+        base = broadcast.w if name == "w" and kind != "none" else np.float32(0)
+        data = encode(kind, sent - base)
+        received[name] = base + _decoded(kind, data, sent)
+        encoded += data
+    return replace(report, vectors=received), encoded
 
 
 def _decoded(kind: Kind, data: bytes, like: Float32) -> Float32:

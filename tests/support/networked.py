@@ -34,9 +34,10 @@ from fedbudget.engines.remote.task import Task, agree
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.features.compression import BroadcastCompressor, Kind
+from fedbudget.protocol.features.feature import FeatureSettings
+from fedbudget.protocol.features.node_privacy import NodePrivacy, PrivateAggregator
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method, PrivateRule
-from fedbudget.protocol.features.node_privacy import PrivateAggregator
 from support.methods import accelerated
 from support.problems import CHEAP, costs
 from support.usage import node_costs
@@ -64,7 +65,7 @@ METHODS = {
         FixedTau(1),
         FixedStep(0.1),
         spending=PrivateSpending(50),
-        private=PrivateRule(4, SecretNoise(), tau=3),
+        private=PrivateRule(4, SecretNoise(), NodePrivacy(), tau=3),
         sums_only=True,
     ),
 }
@@ -88,9 +89,8 @@ def node_data(node: int) -> NodeData:
 
 def task(method: str = "frugal", compress: Kind = "none", batch: int | None = None) -> Task:
     samples = agree([node_data(node).samples() for node in range(len(_SIZES))])
-    return Task(
-        "svm", FEATURES, batch, 7, {}, compress, 8, samples, METHODS[method].request
-    )
+    features = tuple(map(FeatureSettings.of, METHODS[method].features))
+    return Task("svm", FEATURES, batch, 7, {}, compress, 8, samples, features)
 
 
 def aggregator(method: str = "frugal", **more: Any) -> Aggregator:
@@ -249,9 +249,8 @@ class Network:
     def finish(self) -> CollectedRound:
         collected = self.server.finish()
         if collected.enough:
-            self.aggregator.receive(
-                collected.reports, self.aggregator.ledger.costs if self.private else CHEAP
-            )
+            costs = self.aggregator.ledger.costs if self.private else CHEAP
+            self.aggregator.receive(collected.reports, costs, peers=collected.peers)
         return collected
 
     def round(self, **how: Any) -> CollectedRound:

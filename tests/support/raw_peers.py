@@ -14,17 +14,13 @@ import pytest
 
 from fedbudget.engines.grpc.messages import AggregatorReader
 from fedbudget.engines.grpc.stream import METHOD, NAME, TOKEN, frames, pack
-from fedbudget.engines.remote.messages import Hello, Ready, report_numbers
+from fedbudget.engines.remote.messages import Hello, Ready
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.engines.remote.wire import EncodedBroadcast, pack_report
 from fedbudget.protocol.features.compression import encode
-from fedbudget.protocol.messages import Broadcast, Report
-<<<<<<< HEAD
-from fedbudget.resources.resource import NodeCosts
-from support.messages import with_field
-=======
+from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.resource import Usage
->>>>>>> engines
+from support.messages import with_field
 from support.methods import bits
 from support.networked import (
     COSTS,
@@ -89,9 +85,14 @@ def report_of(
     **other: Any,
 ) -> list[bytes]:
     """A made-up report as messages; `other` fields replace those of the first message."""
-    values = {name: np.full(nodes, loss) for name in report_numbers(broadcast)}
+    numbers = {name: np.full(nodes, loss) for name in broadcast.report.numbers}
     vectors = np.full((nodes, FEATURES), w, np.float32)
-    made_up = Report(broadcast.round, np.arange(nodes), np.arange(nodes), **values)
+    made_up = broadcast.answer(
+        round=broadcast.round,
+        nodes=np.arange(nodes),
+        sizes=np.arange(nodes),
+        numbers=numbers,
+    )
     first, *rest = frames(pack_report(made_up, costs, encode("none", vectors)))
     for name, value in other.items():
         first = with_field(first, name, value)
