@@ -12,6 +12,7 @@ The type of a model's `terms` selects its row functions in compiled/rows.py.
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ class ScoreModel(KernelModel):
     features: int
     regularization: float = 0.0
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return self.features
 
@@ -119,7 +120,7 @@ class Softmax(KernelModel):
     classes: int
     regularization: float = 0.0
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return (self.features + 1) * self.classes
 
@@ -132,7 +133,7 @@ class Softmax(KernelModel):
     def rows(self) -> int:
         return self.classes
 
-    @property
+    @cached_property
     def terms(self) -> SoftmaxTerms:
         return SoftmaxTerms(self.classes)
 
@@ -179,7 +180,7 @@ class KMeans(KernelModel):
         if self.clusters < 1:
             raise UserError(f"clusters must be at least 1, not {self.clusters}")
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return self.features * self.clusters
 
@@ -187,7 +188,7 @@ class KMeans(KernelModel):
     def tensors(self) -> tuple[TensorDescription, ...]:
         return (TensorDescription("centres", (self.clusters, self.features)),)
 
-    @property
+    @cached_property
     def terms(self) -> KMeansTerms:
         return KMeansTerms(self.clusters)
 

@@ -419,7 +419,7 @@ class Aggregator:
             return FinalRound(**common)
         return TrainRound(
             **common,
-            report=report_layout(self.method.features, state.round),
+            report=report_layout(self.method.features, state.round == 1),
             tau=state.tau,
             eta=state.step_size.eta,
             effective=state.effective,

@@ -90,6 +90,7 @@ class Fleet:
         self.sampler = Sampler(shards.size, batch, seed)
         self.sent = SentVectors()  # compressed vectors of the last report
         self.state: FleetState | None = None
+        self._compacted = False
         self._features = features
         self._noise = noise
         self._local: LocalRound | None = None  # the round that is being made
@@ -112,12 +113,14 @@ class Fleet:
         if self.state is not None:
             for feature in self._features:
                 self.state = feature.compact(self.state)
+            self._compacted = True
 
     def memory(self) -> FleetState:
         """Return the state to resume from, after a round."""
         if self.state is None:
             raise LocalError("a fleet has no memory before its first round")
         self.state = self._expanded(self.state)
+        self._compacted = False
         return replace(self.state, position=self.sampler.position, lost=self.sent.lost)
 
     def recall(self, memory: FleetState) -> None:
@@ -194,6 +197,7 @@ class Fleet:
         for name in layout.vectors[1:]:
             self.sent, values[name] = self.sent.with_field(name, values[name])
         self._local = None
+        self._compacted = False
         self.state = self._state_after(local)
         if missing := [name for name in layout.numbers if values.get(name) is None]:
             raise PeerError(f"this node cannot report {', '.join(missing)}")
@@ -212,8 +216,8 @@ class Fleet:
                 f"w has shape {broadcast.w.shape}; "
                 f"{model.name} has {model.parameters} parameters"
             )
-        if broadcast.steps < 1:
-            raise PeerError(f"tau is {broadcast.steps}")
+        if isinstance(broadcast, LocalUpdates) and broadcast.tau < 1:
+            raise PeerError(f"tau is {broadcast.tau}")
 
     def _require_local(self) -> LocalRound:
         if self._local is None:
@@ -226,7 +230,9 @@ class Fleet:
         return state
 
     def _begin_local(self, broadcast: Broadcast) -> LocalRound:
-        last = None if self.state is None else self._expanded(self.state)
+        last = self.state
+        if last is not None and self._compacted:
+            last = self._expanded(last)
         missed = _missed(broadcast, last)
         best, best_known = self._follow_best(broadcast, last, missed)
         local = LocalRound(
@@ -242,6 +248,7 @@ class Fleet:
             best_known=best_known,
             noise=self._noise,
             memories={} if last is None else dict(last.memories),
+            statistics=self.model.statistics,
             draws=0,
         )
         if isinstance(broadcast, LocalUpdates):
@@ -292,10 +299,8 @@ class Fleet:
             )
         if local.scale is None:
             return descent
-        statistics = self.model.statistics
-        return replace(
-            descent, w=scaled_from(local.start, descent.w, local.scale, statistics)
-        )
+        w = scaled_from(local.start, descent.w, local.scale, local.statistics)
+        return replace(descent, w=w)
 
     def _total_shift(self, local: LocalRound) -> Float32 | None:
         """Return the sum of all constant additions to gradients, [nodes, parameters]."""

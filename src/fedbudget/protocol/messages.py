@@ -18,6 +18,7 @@ node order, in whatever order they arrived.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -48,6 +49,10 @@ class Part:
     """
 
     in_header: ClassVar[bool] = False
+    once: ClassVar[bool] = False
+    """Whether it may have vectors that are used only once; see `remembered`."""
+    addressed: ClassVar[bool] = False
+    """Whether nodes receive different parts; see `to`."""
 
     def to(self, nodes: Int64) -> Self:
         """Return the part as sent to the nodes with these numbers."""
@@ -145,11 +150,14 @@ class Report:
             raise PeerError(f"a report with {', '.join(sorted(more))}")
         shape = nodes.shape
         wide = (*shape, broadcast.w.size)
-        _require_shape("sizes", self.sizes, shape)
-        for name, numbers in self.numbers.items():
-            _require_shape(name, numbers, shape)
-        for name, vectors in self.vectors.items():
-            _require_shape(name, vectors, wide)
+        arrays: list[tuple[str, NDArray[Any], tuple[int, ...]]] = [
+            ("sizes", self.sizes, shape)
+        ]
+        arrays += [(name, each, shape) for name, each in self.numbers.items()]
+        arrays += [(name, each, wide) for name, each in self.vectors.items()]
+        for name, values, wanted in arrays:
+            if values.shape != wanted:
+                raise PeerError(f"{name} has shape {values.shape}, not {wanted}")
 
     @classmethod
     def merge(cls, reports: "Sequence[Report]") -> "Report":
@@ -264,22 +272,26 @@ class Broadcast:
     evaluate: bool = False
     compress: Kind = "none"
 
+    @cached_property
+    def by_kind(self) -> dict[type, Any]:
+        """The parts by class."""
+        return {type(part): part for part in self.parts}
+
     def part(self, kind: type[P]) -> P | None:
         """Return the part of a class, if there is one."""
-        for part in self.parts:
-            if isinstance(part, kind):
-                return part
-        return None
+        return self.by_kind.get(kind)
 
     def to(self, nodes: Int64) -> Self:
         """Return the broadcast as sent to the nodes with these numbers."""
-        parts = tuple([part.to(nodes) for part in self.parts])
-        same = all(new is old for new, old in zip(parts, self.parts, strict=True))
-        return self if same else replace(self, parts=parts)
+        if not any(part.addressed for part in self.parts):
+            return self
+        return replace(self, parts=tuple([part.to(nodes) for part in self.parts]))
 
     @property
     def remembered(self) -> Self:
         """The broadcast without the vectors that are used only once."""
+        if self.catch_up is None and not any(part.once for part in self.parts):
+            return self
         parts = tuple([part.remembered for part in self.parts])
         return replace(self, parts=parts, catch_up=None)
 
@@ -296,8 +308,15 @@ class Broadcast:
     @property
     def wire_bytes(self) -> int:
         """Bytes on the wire to a node that was in the previous round."""
-        parts = sum([_size(part) for part in self.parts if not part.in_header])
-        return _HEADER + self.w.nbytes + parts
+        values = [
+            value
+            for part in self.parts
+            if not part.in_header
+            for value in vars(part).values()
+        ]
+        arrays = sum([each.nbytes for each in values if isinstance(each, np.ndarray)])
+        numbers = sum([type(each) in (int, float) for each in values])
+        return _HEADER + self.w.nbytes + arrays + _SCALAR * numbers
 
     @property
     def wire_bytes_with_catch_up(self) -> int:
@@ -421,11 +440,6 @@ def default_layout(kind: type[Broadcast]) -> ReportLayout:
     layout = kind.__dataclass_fields__["report"].default
     assert isinstance(layout, ReportLayout)
     return layout
-
-
-def _require_shape(name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
-    if values.shape != shape:
-        raise PeerError(f"{name} has shape {values.shape}, not {shape}")
 
 
 def _joined(

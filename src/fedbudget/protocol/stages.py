@@ -79,7 +79,7 @@ def filter_reports(
     outliers: dict[int, tuple[str, ...]] = {}
     known = reports if isinstance(reports, Report) else reports.report
     if peers is not None and known is not None:
-        groups = [feature.reported(broadcast.round) for feature in method.features]
+        groups = [feature.reported(broadcast.round == 1) for feature in method.features]
         known, outliers = cap_figures(known, peers, groups)
     if isinstance(reports, Sums):
         if outliers and known is not None:

@@ -185,7 +185,8 @@ class Sums:
     def weighted_mean(self, name: str) -> float:
         """Mean of a number over the nodes that have it; NaN if no node does."""
         totals = self.totals
-        return ratio(totals[name], totals.get(f"{name}_of", totals["data"]))
+        count = totals.get(f"{name}_of", totals["data"])
+        return totals[name] / count if count else math.nan
 
     @property
     def mean_beta(self) -> float | None:
@@ -522,7 +523,11 @@ def norms(vectors: Float32, others: Float32 | None = None) -> Float64:
       vectors: [nodes, parameters].
       others: [nodes, parameters], or [parameters] for all nodes; 0 by default.
     """
-    return np.asarray(np.sqrt(squared_norms(vectors, others)))
+    if vectors.size > _PART:
+        return np.asarray(np.sqrt(squared_norms(vectors, others)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = vectors if others is None else vectors - others
+        return np.asarray(np.sqrt(np.square(difference, dtype=np.float64).sum(axis=1)))
 
 
 def squared_norms(vectors: Float32, others: Float32 | None = None) -> Float64:

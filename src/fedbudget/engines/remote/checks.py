@@ -7,6 +7,7 @@ raises `PeerError` with a reason.
 
 import math
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,9 +15,16 @@ from fedbudget.data.agreement import Moments, TableDescription
 from fedbudget.data.tables import Layout
 from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.task import LONG_NAME, MOST_READINGS, SamplesDescription, Task
+from fedbudget.protocol.features.drift import DriftCatchUp, DriftPart
 from fedbudget.protocol.features.feature import require_kind
 from fedbudget.protocol.features.workload import Work
-from fedbudget.protocol.messages import LocalUpdates, PeerError, Private
+from fedbudget.protocol.messages import (
+    LocalUpdates,
+    Part,
+    PeerError,
+    Private,
+    TrainRound,
+)
 from fedbudget.resources import TIME
 from fedbudget.resources.resource import Usage
 
@@ -49,10 +57,17 @@ def check_request(request: RoundRequest, task: Task) -> None:
     if not 1 <= broadcast.round < 2**31 or not request.base_round < broadcast.round:
         raise PeerError(f"round {broadcast.round} after round {request.base_round}")
     require_kind(task.built_features, broadcast)
+    if not 1 <= broadcast.steps <= task.tau_max:
+        raise PeerError(f"tau is {broadcast.steps}; the task allows {task.tau_max}")
     work = broadcast.part(Work)
-    most = broadcast.steps if work is None else max(broadcast.steps, work.most)
-    if not 1 <= broadcast.steps <= most <= task.tau_max:
-        raise PeerError(f"{most} local updates; the task allows {task.tau_max}")
+    most = broadcast.steps if work is None else work.most
+    effective: float = most
+    if isinstance(broadcast, TrainRound):
+        effective = broadcast.effective
+    if not 0 < effective <= most <= task.tau_max:
+        raise PeerError(
+            f"{most} updates, {effective} in effect; the task allows {task.tau_max}"
+        )
     if isinstance(broadcast, LocalUpdates) and not 0 < broadcast.eta < math.inf:
         raise PeerError(f"eta is {broadcast.eta}")
     if isinstance(broadcast, Private):
@@ -60,9 +75,28 @@ def check_request(request: RoundRequest, task: Task) -> None:
         if not (0 < clip < math.inf and 0 < broadcast.rho < math.inf):
             raise PeerError(f"a private round with the clip {clip} and ρ {broadcast.rho}")
     catch_up = broadcast.catch_up
-    missed = () if catch_up is None else catch_up.parts
+    _check_parts(broadcast.parts, DriftPart, task)
+    if catch_up is not None:
+        _check_parts(catch_up.parts, DriftCatchUp, task)
+
+
+def _check_parts(parts: Sequence[Part], drift: type[Part], task: Task) -> None:
+    """Check parts of features.
+
+    Args:
+      parts: the parts.
+      drift: the part that drift correction always has.
+      task: the task.
+    """
+    kinds = [type(part) for part in parts]
+    known = {kind for feature in task.built_features for kind in feature.types}
+    if len(set(kinds)) < len(kinds) or not known.issuperset(kinds):
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise PeerError(f"a broadcast with parts that do not fit the task: {names}")
+    if (drift in known) != (drift in kinds):
+        raise PeerError("drift correction that does not fit the task")
     try:
-        for part in (*broadcast.parts, *missed):
+        for part in parts:
             part.require_possible()
     except ValueError as error:
         raise PeerError(f"a broadcast is impossible: {error}") from None

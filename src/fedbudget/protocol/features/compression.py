@@ -253,7 +253,7 @@ class BroadcastCompressor:
         The result is empty if these vectors were not compressed just now.
         """
         sent = []
-        part = broadcast.part(DriftPart)
+        part = broadcast.by_kind.get(DriftPart)
         for held in (broadcast.w, None if part is None else part.mean):
             if held is None:
                 continue

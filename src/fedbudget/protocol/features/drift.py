@@ -101,6 +101,7 @@ class DriftPart(Part):
       mean: the combined w_i of the previous round, [parameters], if it differs from w.
     """
 
+    once: ClassVar[bool] = True
     correct: bool
     share: float
     strength: float | None = None
@@ -141,7 +142,7 @@ class DriftCatchUp(Part):
 
 def combined_of(broadcast: Broadcast) -> Float32:
     """Return the combined w_i of the previous round, [parameters]."""
-    part = broadcast.part(DriftPart)
+    part = broadcast.by_kind.get(DriftPart)
     return broadcast.w if part is None or part.mean is None else part.mean
 
 
@@ -286,7 +287,7 @@ class DriftState(FeatureState):
           start: start of the interval, [parameters].
           lasted: α of this interval; NaN if unknown.
         """
-        part = broadcast.part(DriftPart)
+        part = broadcast.by_kind.get(DriftPart)
         corrected = part is not None and part.correct
         gradient = mean_gradient(start, mean, broadcast.span)
         divergence = fresh if self.divergence is None else self.divergence.then(fresh)
@@ -422,7 +423,7 @@ class DriftCorrection(Feature):
     types: ClassVar[tuple[type, ...]] = (DriftPart, DriftCatchUp, DriftState, Correction)
     partly: bool = False
 
-    def reported(self, number: int) -> Reported:
+    def reported(self, first: bool) -> Reported:
         names = ["plain", "corrected"]
         if self.partly:
             names += ["lasting", "shifted"]
@@ -432,11 +433,11 @@ class DriftCorrection(Feature):
 
     def begin(self, local: LocalRound) -> None:
         """Compute c from the previous interval, or take it from the catch-up."""
-        part = local.broadcast.part(DriftPart)
+        part = local.broadcast.by_kind.get(DriftPart)
         if part is None:
             return
         last = local.last
-        before = _correction(local.memories)
+        before: Correction | None = local.memories.get(self.name)
         catch_up = local.broadcast.catch_up
         sent = None if catch_up is None else catch_up.part(DriftCatchUp)
         after_final = last is not None and not isinstance(last.broadcast, TrainRound)
@@ -459,8 +460,8 @@ class DriftCorrection(Feature):
             local.memories[self.name] = before.with_mean(sent.mean)
 
     def shift(self, local: LocalRound) -> Float32 | None:
-        part = local.broadcast.part(DriftPart)
-        correction = _correction(local.memories)
+        part = local.broadcast.by_kind.get(DriftPart)
+        correction: Correction | None = local.memories.get(self.name)
         if part is None or correction is None:
             return None
         shift = correction.used(part)
@@ -468,17 +469,16 @@ class DriftCorrection(Feature):
         return shift
 
     def end(self, local: LocalRound) -> None:
-        correction = _correction(local.memories)
+        correction: Correction | None = local.memories.get(self.name)
         broadcast = local.broadcast
         if correction is None or local.w is None or not isinstance(broadcast, TrainRound):
             return
-        statistics = local.model.statistics
         local.memories[self.name] = _learned(
-            correction, broadcast, local.start, local.w, statistics
+            correction, broadcast, local.start, local.w, local.statistics
         )
 
     def report(self, local: LocalRound) -> Mapping[str, Float64]:
-        correction = _correction(local.memories)
+        correction: Correction | None = local.memories.get(self.name)
         assert correction is not None
         numbers = {"plain": correction.plain, "corrected": correction.corrected}
         if self.partly:
@@ -486,14 +486,14 @@ class DriftCorrection(Feature):
         return numbers
 
     def compact(self, state: FleetState) -> FleetState:
-        correction = _correction(state.memories)
+        correction: Correction | None = state.memories.get(self.name)
         if correction is None or not correction.learned:
             return state
         smaller = replace(correction, own=_NOTHING)
         return replace(state, memories={**state.memories, self.name: smaller})
 
     def expand(self, state: FleetState, model: Model) -> FleetState:
-        correction = _correction(state.memories)
+        correction: Correction | None = state.memories.get(self.name)
         broadcast = state.broadcast
         if correction is None or correction.own.size or state.w is None:
             return state
@@ -551,7 +551,7 @@ class DriftCorrection(Feature):
         return replace(after, coming=replace(after.coming, mean=sent), bias=bias)
 
     def recorded(self, state: DriftState, result: RoundResult | None) -> Mapping[str, Any]:
-        part = None if result is None else result.broadcast.part(DriftPart)
+        part = None if result is None else result.broadcast.by_kind.get(DriftPart)
         corrected = part is not None and part.correct
         return {"corrected": corrected, "divergence": state.divergence}
 
@@ -575,24 +575,19 @@ class DriftCorrection(Feature):
         )
 
 
-def _correction(memories: Mapping[str, NodeMemory]) -> Correction | None:
-    memory = memories.get(DriftCorrection.name)
-    return memory if isinstance(memory, Correction) else None
-
-
 def _mean_of_interval(
     local: LocalRound, last: FleetState, before: Correction, share: float
 ) -> Float32:
     """Return c after the previous interval, [parameters]."""
     start = last.start
     interval = last.broadcast
-    part = interval.part(DriftPart)
+    part = interval.by_kind.get(DriftPart)
     assert start is not None
     assert isinstance(interval, TrainRound)
     corrected = part is not None and part.correct
-    combined = with_statistics_of(
-        start, combined_of(local.broadcast), local.model.statistics
-    )
+    combined = combined_of(local.broadcast)
+    if local.statistics:
+        combined = with_statistics_of(start, combined, local.statistics)
     gradient = mean_gradient(start, combined, interval.span)
     return next_mean(before.mean if corrected else None, gradient, share)
 
@@ -605,11 +600,12 @@ def _learned(
     statistics: int,
 ) -> Correction:
     """Return the correction with the c_i of an interval that ended at w."""
-    part = broadcast.part(DriftPart)
+    part = broadcast.by_kind.get(DriftPart)
     if part is None:
         return correction
-    own = with_statistics_of(start, w, statistics)
-    return correction.learn(mean_gradient(start, own, broadcast.span), part)
+    if statistics:
+        w = with_statistics_of(start, w, statistics)
+    return correction.learn(mean_gradient(start, w, broadcast.span), part)
 
 
 def _persistent_share(sums: Sums) -> float:

@@ -41,7 +41,7 @@ them would change the gradient by its own length.
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -88,6 +88,7 @@ _FAR = (100.0, 1000.0)  # further step lengths, only for the limit of 300 update
 _BEYOND = 3.0  # the first step is at most this multiple of the last of STEPS
 _UPDATES = 300  # updates after which the first η must still be stable
 _CHUNK = 2**16  # numbers per part, because a whole copy in float64 would take much memory
+_NO_DISTANCE = np.empty(0)
 _NO_W = np.empty((0, 0), np.float32)  # replaces a large w that is not needed
 
 
@@ -136,7 +137,7 @@ class _Measured:
     losses: Float64 | None = None
     gradients: Float32 | None = None
     searched: Float64 | None = None
-    distance: Float64 = field(default_factory=lambda: np.empty(0))
+    distance: Float64 = _NO_DISTANCE
     probes: bool = False
 
 
@@ -163,8 +164,8 @@ class EstimateSlopes(Feature):
     curvature: bool = False
     one_step: bool = False
 
-    def reported(self, number: int) -> Reported:
-        if number == 1 and not self.one_step:
+    def reported(self, first: bool) -> Reported:
+        if first and not self.one_step:
             return Reported()
         vectors = ("gradients",) if self.gradient else ()
         return Reported({"rho": 1e4, "beta": 100.0}, optional=True, vectors=vectors)
@@ -223,10 +224,11 @@ class EstimateSlopes(Feature):
         steps = np.float32(1)
         if isinstance(before, TrainRound):
             steps = np.float32(max(1, before.effective))
-        statistics = local.model.statistics
+        statistics = local.statistics
         if self.one_step:
             own = w + (own - combined_of(local.broadcast)) / steps
-        own = with_statistics_of(w, own, statistics)
+        if statistics:
+            own = with_statistics_of(w, own, statistics)
         measured.distance = norms(own, w)
         same = measured.distance <= SAME
         measured.probes = self.curvature and bool(same.any())
@@ -284,7 +286,9 @@ class EstimateSlopes(Feature):
 
     def after(self, state: EstimatesState, result: RoundResult) -> EstimatesState:
         after = self._next(state, result)
-        return _with_coming_delta(after, result.states, result.broadcast.part(DriftPart))
+        return _with_coming_delta(
+            after, result.states, result.broadcast.by_kind.get(DriftPart)
+        )
 
     def _next(self, state: EstimatesState, result: RoundResult) -> EstimatesState:
         sums = result.sums
@@ -310,7 +314,7 @@ class EstimateSlopes(Feature):
     def _delta(self, sums: Sums, result: RoundResult) -> float | None:
         broadcast = result.broadcast
         if self.from_nodes:
-            part = broadcast.part(DriftPart)
+            part = broadcast.by_kind.get(DriftPart)
             if part is None or broadcast.round == 1:
                 return None
             return sums.weighted_mean("corrected" if part.correct else "plain")
@@ -340,7 +344,7 @@ class EstimateSlopes(Feature):
         states: Mapping[str, FeatureState],
         broadcast: Broadcast,
     ) -> EstimatesState:
-        return _with_coming_delta(state, states, broadcast.part(DriftPart))
+        return _with_coming_delta(state, states, broadcast.by_kind.get(DriftPart))
 
     def recovered(self, state: EstimatesState) -> EstimatesState:
         return EstimatesState()

@@ -18,6 +18,7 @@ A feature that nodes in other processes use must be known there: see `register_f
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from fedbudget.arrays import Float32, Float64, Int64
@@ -41,6 +42,8 @@ Quantize = Callable[[Float32, Float32], Float32]
 """Return a vector as nodes receive it, from the vector and a reference that they hold. The
 reference of a new w is the w of the previous broadcast; the reference of the combined w_i
 is w."""
+
+_NO_BATCHES = BatchIndices.whole(0)
 
 MOST_BEYOND = 1e3
 """Largest plausible ratio of a node's number to the median over its peers."""
@@ -123,7 +126,7 @@ class FleetState:
     best: Float32
     losses: Float64 | None
     best_known: Float64 | None
-    memories: Mapping[str, NodeMemory]
+    memories: Mapping[str, Any]
     position: SamplerState | None = None
     lost: Float32 | None = None
 
@@ -144,6 +147,7 @@ class LocalRound:
       best_known: F_i(w^f) if it is known before the round, [n].
       noise: noise of the nodes, for per-sample privacy.
       memories: of features by name, to be replaced.
+      statistics: number of running statistics at the end of w.
       draws: mini-batches to draw.
       counts: local updates of each node, [n]; None if all make τ.
       fresh: whether the first mini-batch is a new one.
@@ -168,12 +172,13 @@ class LocalRound:
     best: Float32
     best_known: Float64 | None
     noise: NodeNoise | None
-    memories: dict[str, NodeMemory]
+    memories: dict[str, Any]
+    statistics: int
     draws: int
     counts: Int64 | None = None
     fresh: bool = True
     epoch: bool = False
-    indices: BatchIndices = field(default_factory=lambda: BatchIndices.whole(0))
+    indices: BatchIndices = _NO_BATCHES
     eta: float | Float32 = 0.0
     scale: Float32 | None = None
     losses: Float64 | None = None
@@ -280,8 +285,8 @@ class Feature:
 
     # What nodes report.
 
-    def reported(self, number: int) -> Reported:
-        """Return what nodes report in training round `number`."""
+    def reported(self, first: bool) -> Reported:
+        """Return what nodes report in the first training round, or in later ones."""
         return NOTHING
 
     # Nodes, in the order of calls.
@@ -502,11 +507,12 @@ def defining(features: Sequence[Feature], method: str) -> list[Feature]:
     return [each for each in features if getattr(type(each), method) is not default]
 
 
-def require_kind(features: Sequence[Feature], broadcast: Broadcast) -> None:
+def require_kind(features: tuple[Feature, ...], broadcast: Broadcast) -> None:
     """Raise PeerError for a round that a run with these features does not have."""
     kinds = [kind for feature in features for kind in feature.kinds]
-    layout = report_layout(features, broadcast.round)
-    if not isinstance(broadcast, TrainRound):
+    if isinstance(broadcast, TrainRound):
+        layout = report_layout(features, broadcast.round == 1)
+    else:
         layout = default_layout(type(broadcast))
     if not isinstance(broadcast, tuple(kinds) or (TrainRound, FinalRound)):
         raise PeerError(f"{type(broadcast).__name__} is no round of this run")
@@ -539,7 +545,7 @@ def trial_rounds(features: Sequence[Feature], w: Float32, eta: float) -> list[Br
                 tau=1,
                 eta=eta,
                 effective=1,
-                report=report_layout(features, number),
+                report=report_layout(tuple(features), number == 1),
                 parts=tuple([part for part in parts if part is not None]),
             )
         )
@@ -548,13 +554,14 @@ def trial_rounds(features: Sequence[Feature], w: Float32, eta: float) -> list[Br
     return rounds
 
 
-def report_layout(features: Sequence[Feature], number: int) -> ReportLayout:
-    """Return what the report of training round `number` has."""
+@lru_cache(64)
+def report_layout(features: tuple[Feature, ...], first: bool) -> ReportLayout:
+    """Return what the report of the first training round has, or of a later one."""
     numbers = ["losses", "best_losses"]
     vectors = ["w"]
     optional: list[str] = []
     for feature in features:
-        reported = feature.reported(number)
+        reported = feature.reported(first)
         numbers += reported.numbers
         vectors += reported.vectors
         if reported.optional:

@@ -99,7 +99,7 @@ class Momentum(Feature):
 
     def begin(self, local: LocalRound) -> None:
         local.memories.pop(self.name, None)
-        part = local.broadcast.part(MomentumPart)
+        part = local.broadcast.by_kind.get(MomentumPart)
         if part is None:
             return
         before = self._before(local)
@@ -109,8 +109,8 @@ class Momentum(Feature):
             local.start = local.last.start
             return
         local.memories[self.name] = MomentumMemory(before)
-        statistics = local.model.statistics
-        local.start = extrapolated(local.broadcast.w, before, part.share, statistics)
+        w = local.broadcast.w
+        local.start = extrapolated(w, before, part.share, local.statistics)
 
     def _before(self, local: LocalRound) -> Float32 | None:
         """Return the previous w; None if the last round was final, and `start` stays."""
@@ -142,7 +142,7 @@ class Momentum(Feature):
 
     def expand(self, state: FleetState, model: Model) -> FleetState:
         memory = state.memories.get(self.name)
-        part = state.broadcast.part(MomentumPart)
+        part = state.broadcast.by_kind.get(MomentumPart)
         if not isinstance(memory, MomentumMemory) or part is None:
             return state
         start = state.start

@@ -33,5 +33,5 @@ class Proximal(Feature):
     def pull(self, local: LocalRound, w: Float32) -> Float32:
         start = local.broadcast.w
         with np.errstate(over="ignore", invalid="ignore"):  # diverged nodes
-            alike = with_statistics_of(start, w, local.model.statistics)
+            alike = with_statistics_of(start, w, local.statistics)
             return np.float32(self.mu) * (alike - start)

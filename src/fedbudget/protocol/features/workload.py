@@ -89,6 +89,7 @@ class Work(Part):
     """
 
     in_header: ClassVar[bool] = True
+    addressed: ClassVar[bool] = True
     effective: float
     most: int
     updates: tuple[int, ...]
@@ -113,7 +114,7 @@ class Work(Part):
 
 def updates_of(broadcast: Broadcast, nodes: Int64) -> Int64:
     """Local updates of each of these nodes in a round to all nodes, [n]."""
-    work = broadcast.part(Work)
+    work = broadcast.by_kind.get(Work)
     if work is None:
         return np.full(len(nodes), broadcast.steps)
     return np.array(work.of(nodes))
@@ -263,7 +264,7 @@ class WorkShares:
     def of(cls, broadcast: Broadcast, fresh: NodeTimes | None) -> "WorkShares | None":
         """Return the shares of a finished round; None if all made τ updates or times are
         unknown."""
-        work = broadcast.part(Work)
+        work = broadcast.by_kind.get(Work)
         if work is None or fresh is None:
             return None
         nodes, times = fresh
@@ -346,7 +347,7 @@ class _Workload(Feature):
     types: ClassVar[tuple[type, ...]] = (Work, WorkloadState)
 
     def begin(self, local: LocalRound) -> None:
-        work = local.broadcast.part(Work)
+        work = local.broadcast.by_kind.get(Work)
         if work is None:
             return
         nodes = len(local.numbers)
@@ -358,7 +359,7 @@ class _Workload(Feature):
         local.counts = np.array(work.updates)
 
     def measure(self, local: LocalRound) -> None:
-        work = local.broadcast.part(Work)
+        work = local.broadcast.by_kind.get(Work)
         if work is not None and local.counts is not None:
             local.scale_by(np.float32(work.effective) / local.counts.astype(np.float32))
 
