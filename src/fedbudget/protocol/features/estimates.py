@@ -88,7 +88,6 @@ _FAR = (100.0, 1000.0)  # further step lengths, only for the limit of 300 update
 _BEYOND = 3.0  # the first step is at most this multiple of the last of STEPS
 _UPDATES = 300  # updates after which the first η must still be stable
 _CHUNK = 2**16  # numbers per part, because a whole copy in float64 would take much memory
-_NO_DISTANCE = np.empty(0)
 _NO_W = np.empty((0, 0), np.float32)  # replaces a large w that is not needed
 
 
@@ -137,7 +136,7 @@ class _Measured:
     losses: Float64 | None = None
     gradients: Float32 | None = None
     searched: Float64 | None = None
-    distance: Float64 = _NO_DISTANCE
+    distance: Float64 | None = None
     probes: bool = False
 
 
@@ -229,8 +228,9 @@ class EstimateSlopes(Feature):
             own = w + (own - combined_of(local.broadcast)) / steps
         if statistics:
             own = with_statistics_of(w, own, statistics)
-        measured.distance = norms(own, w)
-        same = measured.distance <= SAME
+        distance = norms(own, w)
+        measured.distance = distance
+        same = distance <= SAME
         measured.probes = self.curvature and bool(same.any())
         if not measured.probes:
             return own
@@ -277,6 +277,7 @@ class EstimateSlopes(Feature):
         if measured.probes:
             local.memories[self.name] = SteepestChange(gradients)
         distance = measured.distance
+        assert distance is not None
         return slope(losses, distance), slope(norms(gradients), distance)
 
     # Aggregator.
