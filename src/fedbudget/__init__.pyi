@@ -42,7 +42,7 @@ from fedbudget.protocol.features.feature import (
     RoundResult as RoundResult,
     register_feature as register_feature,
 )
-from fedbudget.protocol.messages import Part as Part, Report as Report
+from fedbudget.protocol.messages import Report as Report, RoundPart as RoundPart
 from fedbudget.protocol.update import (
     Accelerate as Accelerate,
     Average as Average,

@@ -19,11 +19,11 @@ from fedbudget.protocol.messages import (
     LossReport,
     NormReport,
     NormRound,
-    Part,
     PeerError,
     PrivateRound,
     Report,
     ReportLayout,
+    RoundPart,
     SampleNormReport,
     SampleNormRound,
     SampleReport,
@@ -124,7 +124,7 @@ class TestBroadcastSize:
             (MomentumPart(0.9), 0),  # in the header
         ],
     )
-    def test_parts_add_their_values(self, part: Part, size: int) -> None:
+    def test_parts_add_their_values(self, part: RoundPart, size: int) -> None:
         added = train_round(parts=(part,)).wire_bytes - train_round().wire_bytes
         assert added == size
 
@@ -137,7 +137,7 @@ class TestBroadcastSize:
         ],
     )
     def test_catch_up_is_counted_separately(
-        self, parts: tuple[Part, ...], size: int
+        self, parts: tuple[RoundPart, ...], size: int
     ) -> None:
         plain = train_round()
         missed = train_round(catch_up=CatchUp(W, parts))
@@ -146,7 +146,7 @@ class TestBroadcastSize:
 
 
 @dataclass(frozen=True)
-class Gain(Part):
+class Gain(RoundPart):
     """A factor for each node, and a vector for the coming round only."""
 
     factors: tuple[float, ...]
@@ -189,7 +189,7 @@ class TestParts:
     @pytest.mark.parametrize(
         "part", [DriftPart(correct=True, share=1.5), DriftCatchUp(W, -1)]
     )
-    def test_impossible_values_are_refused(self, part: Part) -> None:
+    def test_impossible_values_are_refused(self, part: RoundPart) -> None:
         with pytest.raises(ValueError, match="round"):
             part.require_possible()
 

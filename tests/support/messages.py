@@ -27,7 +27,7 @@ from fedbudget.protocol.messages import (
     CatchUp,
     FinalRound,
     LossReport,
-    Part,
+    RoundPart,
     TrainRound,
 )
 from fedbudget.resources.resource import Reading, Usage
@@ -144,8 +144,8 @@ def random_broadcast(
         "stop": False,
         **other,
     }
-    parts: tuple[Part, ...] = ()
-    missed: tuple[Part, ...] = ()
+    parts: tuple[RoundPart, ...] = ()
+    missed: tuple[RoundPart, ...] = ()
     if any(isinstance(feature, DriftCorrection) for feature in features):
         parts = (DriftPart(bool(rng.integers(2)), rng.random()),)
         missed = (DriftCatchUp(vector(rng, d), int(rng.integers(100))),)

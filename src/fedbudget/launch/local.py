@@ -53,11 +53,6 @@ def on_this_machine(
             "node processes started here do not know your features: use fedbudget.serve, "
             "and fedbudget.join in programs that import them"
         )
-    if overrides.features:
-        raise UserError(
-            "node processes started here do not know your features: use fedbudget.serve, "
-            "and fedbudget.join in programs that import them"
-        )
     nodes = settings.nodes or DEFAULT_NODES
     require_compatible(settings, engine="network", pace=paces)
     dataset = load_dataset(settings).sample(

@@ -42,7 +42,7 @@ class PeerError(FedbudgetError, ValueError):
     """The other side sent something that the protocol does not allow."""
 
 
-class Part:
+class RoundPart:
     """What a feature adds to a broadcast; a subclass is a frozen dataclass.
 
     `in_header` parts are so small that the header has space for them.
@@ -67,7 +67,7 @@ class Part:
         """Raise ValueError for values that no aggregator sends."""
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=RoundPart)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class CatchUp:
     """
 
     best: Float32
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RoundPart, ...] = ()
 
     def part(self, kind: type[P]) -> P | None:
         """Return the part of a class, if there is one."""
@@ -267,7 +267,7 @@ class Broadcast:
     w: Float32
     report: ReportLayout
     best: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RoundPart, ...] = ()
     catch_up: CatchUp | None = None
     evaluate: bool = False
     compress: Kind = "none"

@@ -94,7 +94,7 @@ _SLOT = 1 + 2 * PARTS
 _SLOT_SETS = 2
 
 
-class Opened(NamedTuple):
+class OpenedSums(NamedTuple):
     """Sums over all members of a round.
 
     Args:
@@ -176,7 +176,7 @@ class Contents:
 
     def open(
         self, broadcast: Broadcast, total: UInt64, nodes: Int64, sizes: Int64, scale: int
-    ) -> Opened:
+    ) -> OpenedSums:
         """Return the sums over all members' reports and test results.
 
         Args:
@@ -212,7 +212,7 @@ class Contents:
             largest_beta=largest,
             report=Report(round=broadcast.round, nodes=nodes, sizes=sizes),
         )
-        return Opened(sums, self._decode_tallies(tallies), bool(left_out))
+        return OpenedSums(sums, self._decode_tallies(tallies), bool(left_out))
 
     def _decode_tallies(self, total: UInt64) -> tuple[Tally, ...]:
         if self.tally is None or not self.tallies:
@@ -291,7 +291,7 @@ class PrivateContents:
 
     def open(
         self, broadcast: Broadcast, total: UInt64, nodes: Int64, sizes: Int64, scale: int
-    ) -> Opened:
+    ) -> OpenedSums:
         """Return the noisy sums over all members.
 
         Args:
@@ -303,7 +303,7 @@ class PrivateContents:
         counts, updates = np.split(total.view(np.int64).astype(np.float64), [self._counts])
         w = updates * (self._clip / self.largest) if self.parameters else None
         counts = counts / (2 * self.height)
-        return Opened(NoisySums(broadcast.round, len(nodes), counts, w))
+        return OpenedSums(NoisySums(broadcast.round, len(nodes), counts, w))
 
     @property
     def _clip(self) -> float:

@@ -43,9 +43,9 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import (
     Broadcast,
     FinalRound,
-    Part,
     PeerError,
     Report,
+    RoundPart,
     TrainRound,
 )
 from fedbudget.protocol.method import Method
@@ -54,7 +54,7 @@ from support.methods import bits
 
 
 @dataclass(frozen=True)
-class Strength(Part):
+class Strength(RoundPart):
     """k of a round."""
 
     k: float
@@ -85,7 +85,7 @@ class Leash(Feature):
     k: float
     longest: float = 3.0
 
-    def reported(self, number: int) -> Reported:
+    def reported(self, first: bool) -> Reported:
         return Reported({"rounds": 10.0}, vectors=("moves",))
 
     def begin(self, local: LocalRound) -> None:
@@ -109,7 +109,7 @@ class Leash(Feature):
     def first(self, w: Float32) -> LeashState:
         return LeashState(self.k)
 
-    def message(self, state: LeashState) -> Part:
+    def message(self, state: LeashState) -> RoundPart:
         return Strength(state.k)
 
     def after(self, state: LeashState, result: RoundResult) -> LeashState:
@@ -254,7 +254,7 @@ def test_feature_is_built_from_settings() -> None:
 
 def test_types_of_registered_features() -> None:
     types = wire_types()
-    assert Strength in types[Part]
+    assert Strength in types[RoundPart]
     assert LeashState in types[FeatureState]
     assert Rounds in types[NodeMemory]
 

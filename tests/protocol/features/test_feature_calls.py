@@ -17,7 +17,7 @@ from fedbudget.protocol.features.feature import (
     trial_rounds,
 )
 from fedbudget.protocol.features.node_privacy import NodePrivacy
-from fedbudget.protocol.messages import Broadcast, Part, PrivateRound
+from fedbudget.protocol.messages import Broadcast, PrivateRound, RoundPart
 from fedbudget.protocol.state import Outcome
 from support.fleets import one_fleet
 from support.hand_made import ONE, as_broadcast, make, report
@@ -25,7 +25,7 @@ from support.problems import problem, unequal_parts
 
 
 @dataclass(frozen=True)
-class Noted(Part):
+class Noted(RoundPart):
     """Name of the feature that sent it."""
 
     by: str
@@ -57,7 +57,7 @@ class Calls(Feature):
         self.note("report")
         return {}
 
-    def message(self, state: None) -> Part:
+    def message(self, state: None) -> RoundPart:
         self.note("message")
         return Noted(self.name)
 

@@ -20,9 +20,9 @@ from fedbudget.protocol.features.feature import require_kind
 from fedbudget.protocol.features.workload import Work
 from fedbudget.protocol.messages import (
     LocalUpdates,
-    Part,
     PeerError,
     Private,
+    RoundPart,
     TrainRound,
 )
 from fedbudget.resources import TIME
@@ -80,7 +80,7 @@ def check_request(request: RoundRequest, task: Task) -> None:
         _check_parts(catch_up.parts, DriftCatchUp, task)
 
 
-def _check_parts(parts: Sequence[Part], drift: type[Part], task: Task) -> None:
+def _check_parts(parts: Sequence[RoundPart], drift: type[RoundPart], task: Task) -> None:
     """Check parts of features.
 
     Args:

@@ -82,7 +82,7 @@ from fedbudget.protocol.features.feature import (
     RoundResult,
     register_feature,
 )
-from fedbudget.protocol.messages import Broadcast, Part, PeerError, Report, TrainRound
+from fedbudget.protocol.messages import Broadcast, PeerError, Report, RoundPart, TrainRound
 from fedbudget.protocol.sums import LARGEST, Sums, norms, squared_norms
 from fedbudget.protocol.update import with_statistics_of
 
@@ -91,7 +91,7 @@ _NOTHING = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True)
-class DriftPart(Part):
+class DriftPart(RoundPart):
     """Drift correction of a round.
 
     Args:
@@ -124,7 +124,7 @@ class DriftPart(Part):
 
 
 @dataclass(frozen=True)
-class DriftCatchUp(Part):
+class DriftCatchUp(RoundPart):
     """Drift correction for a node that missed the previous round.
 
     Args:
@@ -507,10 +507,10 @@ class DriftCorrection(Feature):
     def first(self, w: Float32) -> DriftState:
         return DriftState.first(w)
 
-    def message(self, state: DriftState) -> Part:
+    def message(self, state: DriftState) -> RoundPart:
         return state.coming
 
-    def catch_up(self, state: DriftState) -> Part:
+    def catch_up(self, state: DriftState) -> RoundPart:
         return DriftCatchUp(state.mean, state.uncorrected)
 
     def unbias(self, state: DriftState, broadcast: TrainRound, mean: Float32) -> Float32:

@@ -3,7 +3,7 @@
 A feature extends the rounds of a run: drift correction, momentum at nodes, a penalty. It is
 a frozen dataclass of the settings that all sides share, and has both sides in one file:
 
-    broadcast   what it adds to a message (`message`, `catch_up`: subclasses of `Part`)
+    broadcast   what it adds to a message (`message`, `catch_up`: subclasses of `RoundPart`)
     nodes       what they do and report (`begin` ... `report`), and what they remember
     aggregator  what it computes from the reports (`after`), and its state
 
@@ -30,9 +30,9 @@ from fedbudget.protocol.messages import (
     ROUNDS,
     Broadcast,
     FinalRound,
-    Part,
     PeerError,
     ReportLayout,
+    RoundPart,
     TrainRound,
     default_layout,
 )
@@ -344,11 +344,11 @@ class Feature:
         """Return the state before the first round; None for a feature without state."""
         return None
 
-    def message(self, state: Any) -> Part | None:
+    def message(self, state: Any) -> RoundPart | None:
         """Return what the coming broadcast says."""
         return None
 
-    def catch_up(self, state: Any) -> Part | None:
+    def catch_up(self, state: Any) -> RoundPart | None:
         """Return what nodes need that missed the previous round."""
         return None
 
@@ -496,7 +496,7 @@ def wire_types() -> dict[type, tuple[type, ...]]:
     types = [each for kind in _REGISTERED.values() for each in kind.types]
     members: dict[type, tuple[type, ...]] = {
         base: tuple(dict.fromkeys(each for each in types if issubclass(each, base)))
-        for base in (Part, FeatureState, NodeMemory)
+        for base in (RoundPart, FeatureState, NodeMemory)
     }
     return {Broadcast: ROUNDS, **members}
 

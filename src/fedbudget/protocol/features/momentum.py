@@ -28,12 +28,12 @@ from fedbudget.protocol.features.feature import (
     RoundResult,
     register_feature,
 )
-from fedbudget.protocol.messages import FinalRound, Part, PeerError, TrainRound
+from fedbudget.protocol.messages import FinalRound, PeerError, RoundPart, TrainRound
 from fedbudget.protocol.update import with_statistics_of
 
 
 @dataclass(frozen=True)
-class MomentumPart(Part):
+class MomentumPart(RoundPart):
     """m, the share of the last step of w that nodes repeat."""
 
     in_header: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class MomentumPart(Part):
 
 
 @dataclass(frozen=True)
-class MomentumCatchUp(Part):
+class MomentumCatchUp(RoundPart):
     """The w before w(t₀), [parameters]."""
 
     before: Float32
@@ -154,10 +154,10 @@ class Momentum(Feature):
 
     # Aggregator.
 
-    def message(self, state: MomentumState | None) -> Part | None:
+    def message(self, state: MomentumState | None) -> RoundPart | None:
         return None if state is None else MomentumPart(state.share)
 
-    def catch_up(self, state: MomentumState | None) -> Part | None:
+    def catch_up(self, state: MomentumState | None) -> RoundPart | None:
         return None if state is None else MomentumCatchUp(state.before)
 
     def start(

@@ -64,7 +64,7 @@ from fedbudget.protocol.features.feature import (
     RoundResult,
     register_feature,
 )
-from fedbudget.protocol.messages import Broadcast, Part, PeerError
+from fedbudget.protocol.messages import Broadcast, PeerError, RoundPart
 
 WINDOW = 5
 """Rounds of a node over which its median time is taken."""
@@ -77,7 +77,7 @@ STRETCH = 1.5
 
 
 @dataclass(frozen=True)
-class Work(Part):
+class Work(RoundPart):
     """Local updates of each node, if nodes make different numbers.
 
     Args:
@@ -366,7 +366,7 @@ class _Workload(Feature):
     def first(self, w: Float32) -> WorkloadState:
         return WorkloadState(StepTimes.none())
 
-    def message(self, state: WorkloadState) -> Part | None:
+    def message(self, state: WorkloadState) -> RoundPart | None:
         return state.work
 
     def announce(self, state: WorkloadState, tau: int) -> tuple[WorkloadState, float]:
