@@ -407,7 +407,8 @@ def compiled_kernels() -> Any | None:
 
 def _arrays(shards: Shards, indices: BatchIndices) -> tuple[Any, ...]:
     table = shards.table
-    table.require_arrays()
+    if table.store is not None:
+        table.require_arrays()
     return (
         table.x,
         table.y,

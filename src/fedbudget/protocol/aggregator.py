@@ -501,7 +501,7 @@ class Aggregator:
             stop = True
             stopped_by = "rounds"
         states = dict(state.states)
-        effective: float = decision.tau
+        effective = float(decision.tau)
         for feature in self._announced:
             own, effective = feature.announce(states.get(feature.name), decision.tau)
             if own is not None:

@@ -164,7 +164,9 @@ class Fleet:
         """Make τ local updates, eq. (4); in a final round, evaluate the loss at w."""
         local = self._require_local()
         broadcast = local.broadcast
-        best = self._best_to_evaluate(local)
+        best: Float32 | None = None
+        if local.best_known is None and local.best is not broadcast.w:
+            best = local.best if "best_losses" in broadcast.report.numbers else None
         if isinstance(broadcast, LocalUpdates):
             descent = self._descend(local, best)
             self.sent, local.w = self.sent.next(broadcast.compress, descent.w, broadcast.w)
@@ -275,12 +277,6 @@ class Fleet:
             best = broadcast.w
         return best, known
 
-    def _best_to_evaluate(self, local: LocalRound) -> Float32 | None:
-        """Return w^f, or None if its loss is known or not needed."""
-        needed = "best_losses" in local.broadcast.report.numbers
-        known = local.best_known is not None or local.best is local.broadcast.w
-        return local.best if needed and not known else None
-
     def _losses_at(self, w: Float32, indices: BatchIndices) -> Float64:
         return self.model.losses(w[None], self.shards, indices)
 
@@ -309,9 +305,10 @@ class Fleet:
             shift = feature.shift(local)
             if shift is not None:
                 total = shift if total is None else total + shift
-        if total is None or len(total) == len(self.shards):
+        nodes = len(self.numbers)
+        if total is None or len(total) == nodes:
             return total
-        return np.repeat(total, len(self.shards), axis=0)
+        return np.repeat(total, nodes, axis=0)
 
     def _descend_one_by_one(
         self, local: LocalRound, best: Float32 | None, shift: Float32 | None

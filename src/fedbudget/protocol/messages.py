@@ -292,7 +292,7 @@ class Broadcast:
         """The broadcast without the vectors that are used only once."""
         if self.catch_up is None and not any(part.once for part in self.parts):
             return self
-        parts = tuple([part.remembered for part in self.parts])
+        parts = tuple([part.remembered if part.once else part for part in self.parts])
         return replace(self, parts=parts, catch_up=None)
 
     @property

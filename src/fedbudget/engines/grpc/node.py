@@ -276,7 +276,7 @@ class _Connection:
         worker = self.worker
         request = encoded.request(worker.w_after(encoded.sent.base_round))
         broadcast = request.broadcast
-        work = broadcast.part(Work)
+        work = broadcast.by_kind.get(Work)
         updates = broadcast.steps if work is None else work.most
         wait = self._sent_at + worker.limits.min_interval - time.monotonic()
         if wait > 0:  # `sleep(0)` would still let other tasks run first

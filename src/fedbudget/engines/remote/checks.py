@@ -57,10 +57,11 @@ def check_request(request: RoundRequest, task: Task) -> None:
     if not 1 <= broadcast.round < 2**31 or not request.base_round < broadcast.round:
         raise PeerError(f"round {broadcast.round} after round {request.base_round}")
     require_kind(task.built_features, broadcast)
-    if not 1 <= broadcast.steps <= task.tau_max:
-        raise PeerError(f"tau is {broadcast.steps}; the task allows {task.tau_max}")
-    work = broadcast.part(Work)
-    most = broadcast.steps if work is None else work.most
+    steps = broadcast.steps
+    if not 1 <= steps <= task.tau_max:
+        raise PeerError(f"tau is {steps}; the task allows {task.tau_max}")
+    work = broadcast.by_kind.get(Work)
+    most = steps if work is None else work.most
     effective: float = most
     if isinstance(broadcast, TrainRound):
         effective = broadcast.effective

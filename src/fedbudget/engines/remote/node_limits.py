@@ -90,7 +90,7 @@ class NodeLimits:
                 "not cover"
             )
         most = broadcast.steps
-        work = broadcast.part(Work)
+        work = broadcast.by_kind.get(Work)
         if work is not None:
             most = max(most, work.most)
         if most > self.max_tau:

@@ -486,16 +486,18 @@ class DriftCorrection(Feature):
         return numbers
 
     def compact(self, state: FleetState) -> FleetState:
-        correction: Correction | None = state.memories.get(self.name)
-        if correction is None or not correction.learned:
+        correction = state.memories.get(self.name)
+        if not isinstance(correction, Correction) or not correction.learned:
             return state
         smaller = replace(correction, own=_NOTHING)
         return replace(state, memories={**state.memories, self.name: smaller})
 
     def expand(self, state: FleetState, model: Model) -> FleetState:
-        correction: Correction | None = state.memories.get(self.name)
+        correction = state.memories.get(self.name)
         broadcast = state.broadcast
-        if correction is None or correction.own.size or state.w is None:
+        if not isinstance(correction, Correction) or state.w is None:
+            return state
+        if correction.own.size:
             return state
         assert isinstance(broadcast, TrainRound)
         assert state.start is not None

@@ -126,7 +126,7 @@ class FleetState:
     best: Float32
     losses: Float64 | None
     best_known: Float64 | None
-    memories: Mapping[str, Any]
+    memories: Mapping[str, NodeMemory]
     position: SamplerState | None = None
     lost: Float32 | None = None
 

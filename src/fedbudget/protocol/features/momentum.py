@@ -188,4 +188,5 @@ def extrapolated(w: Float32, before: Float32, share: float, statistics: int) -> 
       share: share of the step to repeat.
       statistics: number of running statistics at the end of w; they stay as they are.
     """
-    return with_statistics_of(w, w + np.float32(share) * (w - before), statistics)
+    further = w + np.float32(share) * (w - before)
+    return with_statistics_of(w, further, statistics) if statistics else further

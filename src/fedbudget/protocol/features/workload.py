@@ -357,11 +357,7 @@ class _Workload(Feature):
             raise PeerError(f"{work.updates} updates are more than {work.most}")
         local.draws = work.most
         local.counts = np.array(work.updates)
-
-    def measure(self, local: LocalRound) -> None:
-        work = local.broadcast.by_kind.get(Work)
-        if work is not None and local.counts is not None:
-            local.scale_by(np.float32(work.effective) / local.counts.astype(np.float32))
+        local.scale_by(np.float32(work.effective) / local.counts.astype(np.float32))
 
     def first(self, w: Float32) -> WorkloadState:
         return WorkloadState(StepTimes.none())
