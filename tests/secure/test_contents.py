@@ -9,89 +9,101 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.evaluation.metrics import ClassCounts, ErrorSums, Tally
-from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
-from fedbudget.protocol.sums import Numbers, ReportsHere
-from fedbudget.secure.contents import Contents, OpenedReports, shape_of
+from fedbudget.protocol.features.drift import DriftCorrection, DriftPart
+from fedbudget.protocol.features.estimates import EstimateSlopes
+from fedbudget.protocol.features.feature import report_layout
+from fedbudget.protocol.messages import FinalRound, TrainReport, TrainRound
+from fedbudget.protocol.sums import Sums, column_names
+from fedbudget.secure.contents import Contents, OpenedSums, shape_of
 from fedbudget.secure.messages import Group
 
-REQUEST = Request(estimate=True, curvature=True, drift=True, partly=True, one_step=True)
+FEATURES = (DriftCorrection(partly=True), EstimateSlopes(curvature=True, one_step=True))
+LAYOUT = report_layout(FEATURES, False)
 PARAMETERS = 9
 
 
-def broadcast_of(tau: int = 3, evaluate: bool = False) -> Broadcast:
-    drift = Drift(correct=True, share=1.0)
-    w = np.zeros(PARAMETERS, np.float32)
-    return Broadcast(
-        4, w, tau, 0.1, REQUEST, best=False, stop=False, drift=drift, evaluate=evaluate
+def broadcast_of(evaluate: bool = False) -> TrainRound:
+    return TrainRound(
+        round=4,
+        w=np.zeros(PARAMETERS, np.float32),
+        tau=3,
+        eta=0.1,
+        effective=3,
+        report=LAYOUT,
+        parts=(DriftPart(correct=True, share=1.0),),
+        evaluate=evaluate,
     )
 
 
-def report_of(nodes: list[int], sizes: list[int], seed: int = 0) -> Report:
+def report_of(nodes: list[int], sizes: list[int], seed: int = 0) -> TrainReport:
     rng = np.random.default_rng(seed)
-    numbers = [rng.gamma(1.0, 3.0, len(nodes)) for _ in range(8)]
+    numbers = {name: rng.gamma(1.0, 3.0, len(nodes)) for name in LAYOUT.numbers}
     w = rng.normal(size=(len(nodes), PARAMETERS)).astype(np.float32)
-    losses, best, rho, beta, plain, corrected, lasting, shifted = numbers
-    return Report(
-        4,
-        np.array(nodes),
-        np.array(sizes),
-        losses,
-        best,
-        w,
-        rho,
-        beta,
-        plain=plain,
-        corrected=corrected,
-        lasting=lasting,
-        shifted=shifted,
+    return TrainReport(
+        round=4,
+        nodes=np.array(nodes),
+        sizes=np.array(sizes),
+        numbers=numbers,
+        vectors={"w": w},
     )
 
 
-def group_of(report: Report, scale: int) -> Group:
+def with_numbers(report: TrainReport, **numbers: Any) -> TrainReport:
+    return replace(report, numbers={**report.numbers, **numbers})
+
+
+def group_of(report: TrainReport, scale: int) -> Group:
     weights = tuple(report.sizes.tolist())
     return Group(4, 1, ("a", "b", "c"), 3, weights, scale, 16, 8, None, ())
 
 
 def encode_and_open(
-    contents: Contents, reports: list[Report], scale: int, tallies: Any = ()
-) -> Any:
+    contents: Contents, reports: list[TrainReport], scale: int, tallies: Any = ()
+) -> OpenedSums:
     tallies = tallies or [()] * len(reports)
     encoded = [
         contents.encode(report, group_of(report, scale), each)
         for report, each in zip(reports, tallies, strict=True)
     ]
     assert {len(each) for each in encoded} == {contents.length}
-    return contents.decode(np.sum(encoded, axis=0, dtype=np.uint64))
+    total = np.sum(encoded, axis=0, dtype=np.uint64)
+    nodes = np.concatenate([report.nodes for report in reports])
+    sizes = np.concatenate([report.sizes for report in reports])
+    return contents.open(broadcast_of(), total, nodes, sizes, scale)
+
+
+def sums_of(opened: OpenedSums) -> Sums:
+    assert isinstance(opened.sums, Sums)
+    return opened.sums
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 5000), min_size=3, max_size=12), st.integers(0, 1000))
 def test_opened_sums_equal_plain_sums(sizes: list[int], seed: int) -> None:
-    broadcast = broadcast_of()
     cut = 2  # the first member reports for two nodes
     whole = report_of(list(range(len(sizes))), sizes, seed)
-    plain = ReportsHere(whole).sums
+    plain = Sums.of(whole, LAYOUT)
 
-    def some(first: int, end: int) -> Report:
-        arrays: dict[str, Any] = {
-            name: value[first:end]
-            for name, value in vars(whole).items()
-            if isinstance(value, np.ndarray)
-        }
-        return replace(whole, **arrays)
+    def some(first: int, end: int) -> TrainReport:
+        return TrainReport(
+            round=4,
+            nodes=whole.nodes[first:end],
+            sizes=whole.sizes[first:end],
+            numbers={name: each[first:end] for name, each in whole.numbers.items()},
+            vectors={"w": whole.w[first:end]},
+        )
 
     parts = [some(0, cut), *(some(at, at + 1) for at in range(cut, len(sizes)))]
     scale = int(sum(sizes) - 1).bit_length()
-    contents = Contents.of(broadcast, 16, None)
-    result = OpenedReports(
-        broadcast, encode_and_open(contents, parts, scale), whole.nodes, whole.sizes, scale
-    ).sums
-    assert np.array(result.totals) == pytest.approx(np.array(plain.totals), rel=1e-12)
-    assert plain.w is not None
-    assert result.w is not None
+    contents = Contents.of(broadcast_of(), 16, None)
+    opened = encode_and_open(contents, parts, scale)
+    result = sums_of(opened)
+    assert not opened.left_out
+    assert dict(result.totals) == pytest.approx(dict(plain.totals), rel=1e-12)
     # Every member rounds to 2^-53 of at most twice the sum of weights.
-    assert np.abs(result.w - plain.w).max() / plain.totals.used < len(parts) * 2.0**-52
-    assert np.abs(result.mean(result.w) - plain.mean(plain.w)).max() < 1e-7
+    error = np.abs(result.vectors["w"] - plain.vectors["w"]).max()
+    assert error / plain.totals["used"] < len(parts) * 2.0**-52
+    assert np.abs(result.mean("w") - plain.mean("w")).max() < 1e-7
     assert result.largest_beta is not None
     assert plain.largest_beta is not None
     assert plain.largest_beta * (1 - 1e-6) <= result.largest_beta <= 2 * plain.largest_beta
@@ -103,46 +115,51 @@ def test_largest_beta_with_enough_slots() -> None:
     rng = np.random.default_rng(1)
     contents = Contents.of(broadcast_of(), 4096, None)
     beta = rng.gamma(1.0, 5.0, 10)
-    reports = [replace(report_of([at], [1]), beta=beta[at : at + 1]) for at in range(10)]
-    assert encode_and_open(contents, reports, 4).beta == pytest.approx(
-        beta.max(), rel=1e-12
-    )
+    reports = [
+        with_numbers(report_of([at], [1]), beta=beta[at : at + 1]) for at in range(10)
+    ]
+    result = sums_of(encode_and_open(contents, reports, 4))
+    assert result.largest_beta == pytest.approx(beta.max(), rel=1e-12)
 
 
 def test_largest_beta_in_one_slot() -> None:
     contents = Contents.of(broadcast_of(), 1, None)
     reports = [
-        replace(report_of([at], [1]), beta=np.array([value]))
+        with_numbers(report_of([at], [1]), beta=np.array([value]))
         for at, value in enumerate([3.25, 0.5])
     ]
-    assert encode_and_open(contents, reports, 1).beta == pytest.approx(3.25, rel=1e-9)
+    result = sums_of(encode_and_open(contents, reports, 1))
+    assert result.largest_beta == pytest.approx(3.25, rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"w": np.full((1, PARAMETERS), np.nan, np.float32)},
-        {"w": np.full((1, PARAMETERS), 1e9, np.float32)},
-        {"losses": np.array([np.inf])},
-        {"shifted": np.array([1e300])},
-    ],
+    ("name", "value"),
+    [("w", np.nan), ("w", 1e9), ("losses", np.inf), ("shifted", 1e300)],
 )
-def test_non_finite_reports_are_excluded(wrong: dict[str, Any]) -> None:
-    broadcast, contents = broadcast_of(), Contents.of(broadcast_of(), 16, None)
+def test_non_finite_reports_are_excluded(name: str, value: float) -> None:
+    contents = Contents.of(broadcast_of(), 16, None)
     good = [report_of([at], [10 + at], at) for at in range(3)]
-    bad = replace(report_of([3], [1000]), **wrong)
-    result = encode_and_open(contents, [*good, bad], 11)
-    assert result.figures[Numbers._fields.index("data")] * 2**11 == pytest.approx(33)
-    assert (result.w == encode_and_open(contents, good, 11).w).all()
-    alone = OpenedReports(
-        broadcast, encode_and_open(contents, [bad], 11), bad.nodes, bad.sizes, 11
-    ).sums
-    assert (alone.totals.used, alone.totals.data, alone.totals.loss) == (0, 1000, np.inf)
+    bad = report_of([3], [1000])
+    if name == "w":
+        bad = replace(bad, vectors={"w": np.full((1, PARAMETERS), value, np.float32)})
+    else:
+        bad = with_numbers(bad, **{name: np.array([value])})
+    opened = encode_and_open(contents, [*good, bad], 11)
+    assert opened.left_out
+    result = sums_of(opened)
+    assert result.totals["data"] == pytest.approx(33)
+    without = sums_of(encode_and_open(contents, good, 11))
+    assert (result.vectors["w"] == without.vectors["w"]).all()
+    alone = sums_of(encode_and_open(contents, [bad], 11)).totals
+    assert (alone["used"], alone["data"], alone["losses"]) == (0, 1000, np.inf)
 
 
 def test_final_round_has_only_losses() -> None:
-    contents = Contents.of(broadcast_of(tau=0), 16, None)
-    assert contents.length == 3 * len(Numbers._fields)
+    broadcast = FinalRound(round=4, w=np.zeros(PARAMETERS, np.float32))
+    contents = Contents.of(broadcast, 16, None)
+    names = column_names(broadcast.report)
+    assert set(names) == {"data", "used", "losses", "best_losses", "squared_loss_gap"}
+    assert contents.length == 3 * len(names)
 
 
 def tally_of(seed: int, classes: bool) -> Tally:
@@ -169,7 +186,9 @@ def test_tallies_add_up(classes: bool) -> None:
     assert (total.samples, total.loss) == (plain.samples, pytest.approx(plain.loss))
     assert total.own == pytest.approx(plain.own)
     if classes:
-        assert total.classes.metrics() == plain.classes.metrics()  # type: ignore[union-attr]
+        assert total.classes is not None
+        assert plain.classes is not None
+        assert total.classes.metrics() == plain.classes.metrics()
     else:
         assert total.errors is not None
         assert plain.errors is not None

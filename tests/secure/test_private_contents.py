@@ -3,6 +3,7 @@ bounded.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,15 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32
-from fedbudget.protocol.messages import Broadcast, PeerError, Private, Report, Request
 from fedbudget.protocol.features.node_privacy import (
     ALL_OCTAVES,
-    NoisySums,
+    clipped,
     multipliers,
-    private_report,
+    noise_size,
     release,
-    release_sums,
+    reported_norms,
+    with_noise,
 )
+from fedbudget.protocol.messages import (
+    Broadcast,
+    NormReport,
+    NormRound,
+    PeerError,
+    Private,
+    PrivateRound,
+    UpdateReport,
+)
+from fedbudget.protocol.sums import NoisySums
 from fedbudget.resources.privacy import epsilon_of
 from fedbudget.secure.contents import SHARE_BITS, PrivateContents
 from fedbudget.secure.graph import needed
@@ -31,28 +42,41 @@ from support.private import DELTA, aggregator, run_to_end
 PARAMETERS = 4000
 
 
-def broadcast_of(private: Private, parameters: int = PARAMETERS) -> Broadcast:
+def private_round(clip: float, rho: float, parameters: int = PARAMETERS) -> PrivateRound:
     w = np.zeros(parameters, np.float32)
-    return Broadcast(
-        3, w, 5, 0.1, Request(private=True), best=False, stop=False, private=private
-    )
+    return PrivateRound(round=3, w=w, tau=5, eta=0.1, clip=clip, rho=rho)
 
 
-def report_of(broadcast: Broadcast, updates: Float32, first: int = 0) -> Report:
-    assert broadcast.private is not None
-    return private_report(
-        broadcast, broadcast.private, first + np.arange(len(updates)), broadcast.w + updates
-    )
+def norm_round(rho: float, parameters: int) -> NormRound:
+    w = np.zeros(parameters, np.float32)
+    return NormRound(round=3, w=w, tau=5, eta=0.1, rho=rho)
 
 
-def encode_and_open(broadcast: Broadcast, reports: list[Report], sharers: int) -> NoisySums:
+def report_of(broadcast: Broadcast, updates: Float32, first: int = 0) -> NormReport:
+    nodes = first + np.arange(len(updates))
+    known: dict[str, Any] = {
+        "round": broadcast.round,
+        "nodes": nodes,
+        "sizes": np.ones_like(nodes),
+        "numbers": {"lengths": reported_norms(updates)},
+    }
+    if isinstance(broadcast, PrivateRound):
+        vectors = {"updates": clipped(updates, broadcast.clip)}
+        return UpdateReport(**known, vectors=vectors)
+    return NormReport(**known)
+
+
+def encode_and_open(
+    broadcast: Broadcast, reports: list[NormReport], sharers: int
+) -> NoisySums:
     contents = PrivateContents.of(broadcast, sharers)
     vectors = [contents.encode(report) for report in reports]
     assert {len(vector) for vector in vectors} == {contents.length}
     nodes = np.concatenate([report.nodes for report in reports])
-    return contents.open(
-        broadcast, np.sum(vectors, axis=0, dtype=np.uint64), nodes, np.ones_like(nodes), 0
-    )[0]
+    total = np.sum(vectors, axis=0, dtype=np.uint64)
+    sums = contents.open(broadcast, total, nodes, np.ones_like(nodes), 0).sums
+    assert isinstance(sums, NoisySums)
+    return sums
 
 
 @pytest.mark.parametrize(
@@ -60,10 +84,9 @@ def encode_and_open(broadcast: Broadcast, reports: list[Report], sharers: int) -
 )
 def test_update_noise_is_sufficient(nodes: int, dropped: int) -> None:
     """With n of m needed nodes left, the variance is n/m of the paid one."""
-    private = Private(2.0, 0.01)
     fewest = needed(nodes, 2 / 3)
     sharers = sharers_for(fewest)
-    broadcast = broadcast_of(private)
+    broadcast = private_round(2.0, 0.01)
     contents = PrivateContents.of(broadcast, sharers)
     zero_report = report_of(broadcast, np.zeros((1, PARAMETERS), np.float32))
     members = members_of(nodes)
@@ -75,9 +98,11 @@ def test_update_noise_is_sufficient(nodes: int, dropped: int) -> None:
     )
     assert len(summed) == nodes - dropped >= fewest
     numbers = np.arange(len(summed))
-    known = contents.open(broadcast, total, numbers, np.ones_like(numbers), 0)[0]
-    assert known.sums.w is not None
-    variance = np.var(known.sums.w[0]) / (multipliers(private).updates * private.clip) ** 2
+    known = contents.open(broadcast, total, numbers, np.ones_like(numbers), 0).sums
+    assert isinstance(known, NoisySums)
+    assert known.updates is not None
+    planned = multipliers(broadcast).updates * broadcast.clip
+    variance = np.var(known.updates) / planned**2
     # The tolerance is nearly seven standard errors.
     assert variance == pytest.approx(len(summed) / sharers, rel=0.15)
     assert variance - 1 / sharers > 0.85  # without the share of a curious node
@@ -86,11 +111,11 @@ def test_update_noise_is_sufficient(nodes: int, dropped: int) -> None:
 @pytest.mark.parametrize("nodes", [4, 9])
 def test_count_noise_is_sufficient(nodes: int) -> None:
     sharers = needed(nodes, 2 / 3)
-    for private, sensitivity in (
-        (Private(2.0, 0.1), 0.5),
-        (Private(0.0, 0.1), ALL_OCTAVES),
-    ):
-        broadcast = broadcast_of(private, 3)
+    cases: list[tuple[Broadcast, float]] = [
+        (private_round(2.0, 0.1, 3), 0.5),
+        (norm_round(0.1, 3), ALL_OCTAVES),
+    ]
+    for broadcast, sensitivity in cases:
         zero_report = report_of(broadcast, np.zeros((1, 3), np.float32))
         counts = np.array(
             [
@@ -99,7 +124,7 @@ def test_count_noise_is_sufficient(nodes: int) -> None:
             ]
         )
         noise = counts - 0.5 * sharers
-        planned = multipliers(private).counts * sensitivity
+        planned = multipliers(broadcast).counts * sensitivity
         # The tolerance is nearly seven standard errors of the smallest sample.
         assert np.std(noise) == pytest.approx(planned, rel=0.2)
         assert abs(np.mean(noise)) < 6 * planned / math.sqrt(noise.size)
@@ -119,30 +144,29 @@ def test_update_norms_are_bounded(
     """The norm of any update after rounding is at most S: √m times the deviation of a
     share, divided by σ.
     """
-    private = Private(2.0**octave, rho)
-    contents = PrivateContents.of(broadcast_of(private, parameters), sharers)
+    broadcast = private_round(2.0**octave, rho, parameters)
+    contents = PrivateContents.of(broadcast, sharers)
     rng = np.random.default_rng(seed)
     kind = rng.integers(4)
     update = rng.standard_normal(parameters) * 10.0 ** rng.uniform(-6, 6)
     if kind == 1:
-        update = np.full(parameters, private.clip / math.sqrt(parameters))
+        update = np.full(parameters, broadcast.clip / math.sqrt(parameters))
     elif kind == 2:
-        update = np.where(np.arange(parameters) == 0, private.clip, 0.0)
+        update = np.where(np.arange(parameters) == 0, broadcast.clip, 0.0)
     elif kind == 3:
         update[0] = np.nan
     steps = contents.rounded(update.astype(np.float32)).tolist()
-    limit = math.sqrt(sharers) * 2**SHARE_BITS / multipliers(private).updates
+    limit = math.sqrt(sharers) * 2**SHARE_BITS / multipliers(broadcast).updates
     assert sum(step * step for step in steps) <= limit * limit
     counts = contents.length - contents.parameters
     assert (
         contents.height**2 * counts
-        <= sharers * 4**SHARE_BITS / multipliers(private).counts ** 2
+        <= sharers * 4**SHARE_BITS / multipliers(broadcast).counts ** 2
     )
 
 
 def test_rounding_error_is_small() -> None:
-    private = Private(1.0, 0.02)
-    contents = PrivateContents.of(broadcast_of(private), 10)
+    contents = PrivateContents.of(private_round(1.0, 0.02), 10)
     update = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
     update /= np.float32(np.linalg.norm(update))
     restored = contents.rounded(update) / contents.largest
@@ -153,21 +177,17 @@ def test_sums_equal_central_noise() -> None:
     """Almost without noise, both give the mean of clipped updates and the next C."""
     rng = np.random.default_rng(1)
     updates = rng.standard_normal((9, 30)).astype(np.float32)
-    for clip in (4.0, 0.0):
-        broadcast = broadcast_of(Private(clip, 1e7), 30)
-        assert broadcast.private is not None
+    for broadcast in (private_round(4.0, 1e7, 30), norm_round(1e7, 30)):
         parts = [
             report_of(broadcast, updates[:2]),
             *(report_of(broadcast, updates[i : i + 1], i) for i in range(2, 9)),
         ]
-        known = release_sums(encode_and_open(broadcast, parts, 6), broadcast.private)
-        plain = release(
-            report_of(broadcast, updates),
-            broadcast.private,
-            np.zeros(17 if clip == 0 else 31),
-        )
+        known = release(encode_and_open(broadcast, parts, 6), broadcast)
+        zeros = np.zeros(noise_size(broadcast))
+        whole = report_of(broadcast, updates)
+        plain = release(with_noise(whole, broadcast, zeros), broadcast)
         assert known.clip == pytest.approx(plain.clip, rel=1e-2)
-        if clip:
+        if isinstance(broadcast, PrivateRound):
             assert known.update == pytest.approx(plain.update, abs=5e-3)
 
 
@@ -195,7 +215,7 @@ def test_random_runs_keep_their_budget(seed: int) -> None:
         )
 
     rounds = run_to_end(run, answer)
-    rho = sum(multipliers(each.private).rho for each in rounds if each.private is not None)
+    rho = sum(each.rho for each in rounds if isinstance(each, Private))
     spent = run.ledger.budget.totals(run.ledger.spent)
     assert spent["privacy"] == pytest.approx(epsilon_of(rho, DELTA), rel=1e-9)
     assert spent["privacy"] <= epsilon
@@ -214,4 +234,4 @@ def test_sum_of_too_few_stays_closed() -> None:
 
 def test_excessive_noise_is_refused() -> None:
     with pytest.raises(PeerError, match="more noise than 64 bits hold"):
-        PrivateContents.of(broadcast_of(Private(1.0, 1e-15)), 3)
+        PrivateContents.of(private_round(1.0, 1e-15), 3)

@@ -151,8 +151,8 @@ def random_broadcast(
         missed = (DriftCatchUp(vector(rng, d), int(rng.integers(100))),)
     return TrainRound(
         **known,
-        effective=known["tau"],
-        report=report_layout(features, known["round"]),
+        effective=float(known["tau"]),
+        report=report_layout(tuple(features), known["round"] == 1),
         parts=parts,
         catch_up=CatchUp(vector(rng, d), missed),
     )

@@ -28,14 +28,17 @@ from fedbudget.engines.remote.messages import (
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.wire import EncodedBroadcast, ExpectedReport, pack_report
 from fedbudget.protocol.features.compression import KINDS, Kind, encode
+from fedbudget.protocol.features.drift import DriftCatchUp, DriftCorrection, DriftPart
+from fedbudget.protocol.features.estimates import EstimateSlopes
+from fedbudget.protocol.features.feature import report_layout
 from fedbudget.protocol.messages import (
-    Broadcast,
     CatchUp,
-    Drift,
+    FinalRound,
     PeerError,
-    Report,
-    Request,
+    TrainReport,
+    TrainRound,
 )
+from support.messages import settings_of
 from support.usage import node_costs
 
 MESSAGES = 20_000
@@ -44,17 +47,17 @@ D, NODES, PART = 20, 2, 64  # small parts, so vectors are split
 RNG = np.random.default_rng(0)
 NUMBERS, SIZES = np.arange(NODES) + 3, np.array([10, 20])
 W, BEFORE, BEST, MEAN = (RNG.normal(size=D).astype(np.float32) for _ in range(4))
-REQUEST = Request(estimate=True, gradient=True, drift=True)
-BROADCAST = Broadcast(
-    5,
-    W,
-    3,
-    0.1,
-    REQUEST,
+FEATURES = (DriftCorrection(), EstimateSlopes(gradient=True))
+BROADCAST = TrainRound(
+    round=5,
+    w=W,
+    tau=3,
+    eta=0.1,
+    effective=3,
+    report=report_layout(FEATURES, False),
     best=True,
-    stop=False,
-    drift=Drift(True, 0.5),
-    catch_up=CatchUp(BEST, MEAN, 2),
+    parts=(DriftPart(True, 0.5),),
+    catch_up=CatchUp(BEST, (DriftCatchUp(MEAN, 2),)),
 )
 EACH = RNG.random(D)
 MOMENTS = Moments(EACH, EACH), Moments(EACH[:1], EACH[:1])
@@ -65,20 +68,27 @@ COSTS = node_costs(0.1, 0.2, cpu=(0.3, 0.4), energy=(0.5, 0.6))
 
 
 def task(kind: Kind) -> Task:
-    return Task(
-        "svm", D, 5, 1, {"clusters": 4}, kind, 100, replace(SAMPLES, sizes=()), REQUEST
-    )
+    samples = replace(SAMPLES, sizes=())
+    features = settings_of(FEATURES)
+    return Task("svm", D, 5, 1, {"clusters": 4}, kind, 100, samples, features)
 
 
 def report(kind: Kind) -> list[bytes]:
     each, vectors = np.array([0.5, np.nan]), np.stack([W, BEST])
-    made = Report(5, NUMBERS, SIZES, each, each, vectors, each, each, vectors, each, each)
+    layout = BROADCAST.report
+    made = TrainReport(
+        round=5,
+        nodes=NUMBERS,
+        sizes=SIZES,
+        numbers=dict.fromkeys(layout.numbers, each),
+        vectors=dict.fromkeys(layout.vectors, vectors),
+    )
     encoded = encode(kind, vectors) + encode(kind, vectors)
     return frames(pack_report(made, COSTS, encoded))
 
 
 def broadcasts(kind: Kind) -> list[list[bytes]]:
-    differences = {"w": encode(kind, W - BEFORE)}
+    differences = [(W, encode(kind, W - BEFORE))]
     compressed = replace(BROADCAST, compress=kind)
     packed = [
         wire.pack_broadcast(BROADCAST, 4, catch_up=False),
@@ -244,22 +254,22 @@ def check(result: Any) -> None:
         )
     elif isinstance(result, Answer):
         report = result.report
-        assert (report.round, report.losses.shape, report.best_losses.shape) == (
-            5,
-            (NODES,),
-            (NODES,),
-        )
-        assert report.w is not None
-        assert report.gradients is not None
-        assert report.w.shape == report.gradients.shape == (NODES, D)
+        assert report.round == 5
+        assert {each.shape for each in report.numbers.values()} == {(NODES,)}
+        assert list(report.vectors) == ["w", "gradients"]
+        assert {each.shape for each in report.vectors.values()} == {(NODES, D)}
     elif isinstance(result, Welcome):
         assert result.task.compress in KINDS
         assert result.task.parameters >= 1
     elif isinstance(result, RoundRequest):
         assert np.isfinite(result.broadcast.w).all()
         assert 0 <= result.base_round < result.broadcast.round
-        assert 0 < result.broadcast.eta < np.inf
-        assert 0 <= result.broadcast.tau <= 100
+        assert result.broadcast.part(DriftPart) is not None
+        if isinstance(result.broadcast, TrainRound):
+            assert 0 < result.broadcast.eta < np.inf
+            assert 0 < result.broadcast.effective <= result.broadcast.tau <= 100
+        else:
+            assert isinstance(result.broadcast, FinalRound)
 
 
 def test_damaged_messages_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

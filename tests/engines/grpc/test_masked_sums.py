@@ -18,8 +18,9 @@ from fedbudget.engines.grpc.node import RefusedByAggregator
 from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.errors import WorkError
-from fedbudget.protocol.features.node_privacy import NoisySums, multipliers
-from fedbudget.secure.contents import OpenedReports
+from fedbudget.protocol.features.node_privacy import multipliers
+from fedbudget.protocol.messages import NormRound, PrivateRound
+from fedbudget.protocol.sums import NoisySums, Sums
 from fedbudget.secure.identity import KeyIdentity, signed_key
 from fedbudget.secure.masked_sum import MaskedSum
 from fedbudget.secure.messages import Group, Opened, Relay, Survivors
@@ -151,9 +152,9 @@ def test_round_repeats_with_same_nodes() -> None:
         net.round()
         broadcast, first = net.begin(), net.server.finish()
         same = repeat_round(net, broadcast)
-        assert isinstance(first.summed, OpenedReports)
-        assert isinstance(same.summed, OpenedReports)
-        assert (same.summed.sums.w == first.summed.sums.w).all()  # type: ignore[union-attr]
+        assert isinstance(first.summed, Sums)
+        assert isinstance(same.summed, Sums)
+        assert (same.summed.vectors["w"] == first.summed.vectors["w"]).all()
         net.leave(joined[3])
         assert not repeat_round(net, broadcast, left=0.5).enough
 
@@ -340,10 +341,10 @@ def noise_over_plan(net: Network, rounds: int) -> float:
     result = []
     for _ in range(rounds):
         broadcast = net.begin()
-        sums, private = noisy_sums(net.finish()).sums, broadcast.private
-        assert private is not None
-        assert sums.w is not None
-        result.append(sums.w[0] / (multipliers(private).updates * private.clip))
+        assert isinstance(broadcast, PrivateRound)
+        updates = noisy_sums(net.finish()).updates
+        assert updates is not None
+        result.append(updates / (multipliers(broadcast).updates * broadcast.clip))
     return float(np.var(result))
 
 
@@ -353,7 +354,9 @@ def test_noise_covers_the_fewest_nodes() -> None:
     """
     with masked("private") as net:
         joined = started(net)
-        assert noisy_sums(net.round()).sums.w is None  # the first round requests norms only
+        assert (
+            noisy_sums(net.round()).updates is None
+        )  # the first round requests norms only
         # Six standard errors of 600 numbers.
         assert noise_over_plan(net, 100) == pytest.approx(4 / 2, rel=0.35)
         net.leave(joined[1])
@@ -373,7 +376,7 @@ def test_dropout_keeps_paid_noise(phase: type, at_message: Any) -> None:
         assert node_numbers(collected) == (
             [0, 1, 2, 3] if phase is Survivors else [0, 1, 3]
         )
-        assert noisy_sums(collected).sums.nodes >= 3
+        assert noisy_sums(collected).nodes >= 3
         assert noise_over_plan(net, 60) == pytest.approx(3 / 2, rel=0.45)
         spent = net.aggregator.ledger.budget.totals(net.aggregator.ledger.spent)
         assert 0 < spent["privacy"] <= 1.0
@@ -389,7 +392,8 @@ def test_repeated_round_has_same_noise() -> None:
         net.round()
         broadcast, first = net.begin(), net.server.finish()
         same = repeat_round(net, broadcast)
-        assert (noisy_sums(same).sums.w == noisy_sums(first).sums.w).all()  # type: ignore[union-attr]
+        assert noisy_sums(first).updates is not None
+        assert (noisy_sums(same).updates == noisy_sums(first).updates).all()  # type: ignore[union-attr]
         assert (noisy_sums(same).counts == noisy_sums(first).counts).all()
         net.leave(joined[3])
         assert not repeat_round(net, broadcast, left=0.5).enough
@@ -401,10 +405,10 @@ def test_round_is_paid_before_opening(at_message: Any) -> None:
         masked_sums(net).pay = lambda round_, rho: events.append((round_, rho))
         started(net)
         at_message["node-1", Survivors] = lambda: events.append("opened")
-        private = net.begin().private
+        broadcast = net.begin()
         net.finish()
-        assert private is not None
-        assert events == [(1, private.rho), "opened"]
+        assert isinstance(broadcast, NormRound)
+        assert events == [(1, broadcast.rho), "opened"]
 
 
 def test_reopened_round_is_paid_once(

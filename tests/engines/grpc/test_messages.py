@@ -30,19 +30,32 @@ from fedbudget.protocol.features.compression import (
     encode,
     with_feedback,
 )
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Work
+from fedbudget.protocol.features.drift import DriftCatchUp, DriftPart
+from fedbudget.protocol.features.momentum import MomentumPart
+from fedbudget.protocol.features.workload import SpeedWorkload, Work
+from fedbudget.protocol.messages import (
+    Broadcast,
+    CatchUp,
+    FinalRound,
+    PeerError,
+    ReportLayout,
+    TrainReport,
+    TrainRound,
+)
 from fedbudget.resources.resource import Usage
 from support.messages import (
     COSTS,
     EVERYTHING,
+    FEATURES,
     NOTHING,
-    REQUESTS,
     TASK,
+    as_final,
     as_received,
     random_broadcast,
     random_report,
     reader_after_welcome,
     reader_for_report,
+    settings_of,
     vector,
     with_field,
 )
@@ -72,34 +85,37 @@ def test_farewell_at_any_time(reason: str, again: bool) -> None:
 def test_broadcast_round_trip(data: st.DataObject) -> None:
     d = data.draw(st.integers(1, 600))
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    request = data.draw(REQUESTS)
-    task, kind = (
-        replace(TASK, parameters=d, request=request),
-        data.draw(st.sampled_from(KINDS)),
-    )
-    broadcast = random_broadcast(
+    features = data.draw(FEATURES)
+    task = replace(TASK, parameters=d, features=settings_of(features))
+    kind = data.draw(st.sampled_from(KINDS))
+    trained = random_broadcast(
         d,
         rng,
-        request,
+        features,
         round=data.draw(st.integers(2, 2**31 - 1)),
-        tau=data.draw(st.integers(0, task.tau_max)),
+        tau=data.draw(st.integers(1, task.tau_max)),
         eta=data.draw(st.floats(1e-300, 1e300)),
         best=data.draw(st.booleans()),
         stop=data.draw(st.booleans()),
         compress=kind,
     )
+    broadcast: TrainRound | FinalRound = trained
+    if data.draw(st.booleans()):
+        broadcast = as_final(trained)
     base_round = data.draw(st.integers(0, broadcast.round - 1))
     catch_up = data.draw(st.booleans())
-    before, differences = None, {}
+    before = None
+    differences = []
     if data.draw(st.booleans()):
         before = vector(rng, d)
-        differences["w"] = encode(kind, broadcast.w - before)
-        broadcast = replace(broadcast, w=before + decode(kind, differences["w"], d))
-        if broadcast.mean is not None:
-            differences["mean"] = encode(kind, broadcast.mean - broadcast.w)
-            broadcast = replace(
-                broadcast, mean=broadcast.w + decode(kind, differences["mean"], d)
-            )
+        moved = encode(kind, broadcast.w - before)
+        broadcast = replace(broadcast, w=before + decode(kind, moved, d))
+        differences.append((broadcast.w, moved))
+        if broadcast.parts and data.draw(st.booleans()):
+            moved = encode(kind, vector(rng, d))
+            mean = broadcast.w + decode(kind, moved, d)
+            broadcast = replace(broadcast, parts=(DriftPart(True, 0.5, mean=mean),))
+            differences.append((mean, moved))
     messages = frames(
         pack_broadcast(broadcast, base_round, catch_up=catch_up, differences=differences)
     )
@@ -117,28 +133,31 @@ def test_8_bit_broadcast() -> None:
     """The mean is encoded as its difference from w. Work per node is sent too, within
     tau_max.
     """
-    task, before = (
-        replace(TASK, compress="auto", tau_max=9),
-        np.array([1, 2, 3], np.float32),
-    )
+    features = (*EVERYTHING, SpeedWorkload(9))
+    task = replace(TASK, compress="auto", tau_max=9, features=settings_of(features))
+    before = np.array([1, 2, 3], np.float32)
     compressor = BroadcastCompressor("8-bit")
     w = compressor.quantize(before + np.array([0.5, -1, 0.25], np.float32), before)
     mean = compressor.quantize(w + np.array([1e-3, -2e-3, 5e-4], np.float32), w)
+    drift = DriftPart(True, 0.5, mean=mean)
+    work = Work(2.5, 4, (4,), 2)
     broadcast = replace(
-        BROADCAST, w=w, mean=mean, work=Work(2.5, 4, (4,)), compress="8-bit"
+        BROADCAST, w=w, effective=2.5, parts=(drift, work), compress="8-bit"
     )
     differences = compressor.differences(broadcast)
-    assert [len(data) for data in differences.values()] == [4 + 3, 4 + 3]
+    assert [len(data) for _, data in differences] == [4 + 3, 4 + 3]
     messages = frames(pack_broadcast(broadcast, 2, catch_up=False, differences=differences))
     encoded = reader_after_welcome(task).feed(messages[0])
     assert isinstance(encoded, EncodedBroadcast)
     result = encoded.request(before).broadcast
-    assert (result.work, result.compress) == (broadcast.work, "8-bit")
+    assert (result.part(Work), result.compress) == (work, "8-bit")
     assert result.w.tobytes() == w.tobytes()
-    assert result.mean is not None
-    assert result.mean.tobytes() == mean.tobytes()
-    np.testing.assert_allclose(result.mean - w, [1e-3, -2e-3, 5e-4], rtol=2e-2)
-    too_many = replace(broadcast, work=Work(2.5, 10, (10,)))
+    received = result.part(DriftPart)
+    assert received is not None
+    assert received.mean is not None
+    assert received.mean.tobytes() == mean.tobytes()
+    np.testing.assert_allclose(received.mean - w, [1e-3, -2e-3, 5e-4], rtol=2e-2)
+    too_many = replace(broadcast, parts=(drift, Work(2.5, 10, (10,), 2)))
     refused = reader_after_welcome(task).feed(
         frames(pack_broadcast(too_many, 2, catch_up=False))[0]
     )
@@ -148,9 +167,12 @@ def test_8_bit_broadcast() -> None:
 
 
 def test_broadcast_numbers_are_compact() -> None:
-    """Field names are not sent in every round."""
+    """Names are only those of the round, its parts and the report."""
     (message,) = frames(pack_broadcast(BROADCAST, 2, catch_up=False))
-    assert len(message) < 12 + 70  # w of three parameters, and all other numbers
+    names = [*BROADCAST.report.numbers, *BROADCAST.report.optional, "TrainRound"]
+    names += [*BROADCAST.report.vectors, "DriftPart"]
+    # w of three parameters, the names, and all other numbers
+    assert len(message) < 12 + sum(len(name) + 1 for name in names) + 70
 
 
 def decoded_broadcast(message: bytes, before: Float32 | None = None) -> Broadcast:
@@ -207,18 +229,28 @@ ZEROS = np.zeros(3, np.float32)
         {"round": 2**31},
         {"round": 3.5},
         {"tau": -1},
+        {"tau": 0},
         {"tau": 10**9 + 1},
         {"tau": True},
         {"eta": 0.0},
         {"eta": -0.1},
         {"eta": math.nan},
         {"eta": math.inf},
+        {"effective": 0.0},
+        {"effective": 2.5},
+        {"effective": math.nan},
         {"best": 1},
-        {"drift": Drift(True, -0.1)},
-        {"drift": Drift(True, 1.1)},
-        {"drift": Drift(True, math.nan)},
-        {"catch_up": CatchUp(ZEROS, None, 0)},
-        {"catch_up": CatchUp(ZEROS, ZEROS, -1)},
+        {"report": ReportLayout()},
+        {"report": ReportLayout(("losses", "best_losses"), ("w",))},
+        {"parts": ()},
+        {"parts": (DriftPart(True, -0.1),)},
+        {"parts": (DriftPart(True, 1.1),)},
+        {"parts": (DriftPart(True, math.nan),)},
+        {"parts": (DriftPart(True, 1.0), DriftPart(True, 1.0))},
+        {"parts": (DriftPart(True, 1.0), MomentumPart(0.9))},
+        {"parts": (DriftPart(True, 1.0), Work(2.0, 2, (2,), 2))},
+        {"catch_up": CatchUp(ZEROS)},
+        {"catch_up": CatchUp(ZEROS, (DriftCatchUp(ZEROS, -1),))},
     ],
 )
 def test_invalid_broadcast_values_are_refused(other: dict[str, Any]) -> None:
@@ -231,32 +263,37 @@ def test_invalid_broadcast_values_are_refused(other: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (1, None),
-        (1, 3),
-        (1, -1),
-        (1, 1),
-        (4, [True] * 9),
-        (7, None),
-        (8, [1, None, 0, None]),
+        (0, "Broadcast"),
+        (0, "FinalRound"),
+        (0, "PrivateRound"),
+        (2, None),
+        (2, 3),
+        (2, -1),
+        (2, 1),
+        (3, [["losses"], ["w"], []]),
+        (5, None),
+        (5, []),
+        (5, [["NoSuchPart", 1]]),
+        (6, [1, []]),
+        (6, [1, [["DriftPart", True, 1.0, None, None]]]),
     ],
 )
 def test_vectors_must_match_fields(place: int, value: Any) -> None:
     """w and drift are present if the task requests them, and the request is the task's."""
     broadcast = msgspec.msgpack.decode(unpack(MESSAGE).header)[-1]
     values = msgspec.msgpack.decode(broadcast)
-    assert (values[1], values[8][:2]) == (0, [1, 2])
+    assert (values[2], values[6][0], values[6][1][0][1]) == (0, 1, 2)
     values[place] = value
     with pytest.raises(PeerError):
         decoded_broadcast(with_field(MESSAGE, "broadcast", msgspec.msgpack.encode(values)))
 
 
 def test_overflowing_difference_is_refused() -> None:
-    task, huge = (
-        replace(TASK, compress="8-bit", request=NOTHING),
-        np.full(3, 3e38, np.float32),
-    )
-    broadcast = replace(BROADCAST, w=huge, request=NOTHING, drift=None, compress="8-bit")
-    differences = {"w": encode("8-bit", huge)}
+    task = replace(TASK, compress="8-bit", features=())
+    huge = np.full(3, 3e38, np.float32)
+    plain = random_broadcast(3, np.random.default_rng(0), NOTHING)
+    broadcast = replace(plain, w=huge, compress="8-bit")
+    differences = [(huge, encode("8-bit", huge))]
     (message,) = frames(
         pack_broadcast(broadcast, 2, catch_up=False, differences=differences)
     )
@@ -297,14 +334,12 @@ def test_trial_costs_round_trip(costs: Usage) -> None:
 def test_report_round_trip(data: st.DataObject) -> None:
     n, d = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 600))
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    kind, request = data.draw(st.sampled_from(KINDS)), data.draw(REQUESTS)
-    broadcast = random_broadcast(
-        d,
-        rng,
-        request,
-        round=data.draw(st.integers(1, 3)),
-        tau=data.draw(st.integers(0, 3)),
-    )
+    kind = data.draw(st.sampled_from(KINDS))
+    number = data.draw(st.integers(1, 3))
+    trained = random_broadcast(d, rng, data.draw(FEATURES), round=number)
+    broadcast: TrainRound | FinalRound = trained
+    if data.draw(st.booleans()):
+        broadcast = as_final(trained)
     report, costs = random_report(broadcast, n, rng), data.draw(COSTS)
     expected, vectors = as_received(report, broadcast, kind)
     reader = reader_for_report(broadcast, n, kind)
@@ -316,18 +351,18 @@ def test_compression_error_reaches_next_report() -> None:
     rng, lost = np.random.default_rng(2), None
     broadcast = random_broadcast(300, rng, NOTHING, round=1)
     report = random_report(broadcast, 2, rng)
-    assert report.w is not None
+    assert isinstance(report, TrainReport)
     error = []
-    for _ in range(2):
+    for _ in range(10):
         reader = reader_for_report(broadcast, 2, "8-bit")
         sent, lost = with_feedback("8-bit", report.w - broadcast.w, lost)
         packed = pack_report(report, node_costs(1, 1), sent.to_bytes())
         answer = reader.feed(frames(packed)[0])
         assert isinstance(answer, Answer)
-        assert answer.report.w is not None
+        assert isinstance(answer.report, TrainReport)
         error.append(answer.report.w.astype(np.float64) - report.w)
-    # The second report contains the error of the first: the errors partly cancel.
-    assert np.abs(sum(error)).mean() < np.abs(error[0]).mean()
+    # A report contains the error of the one before. Otherwise, ten equal errors add up.
+    assert np.abs(sum(error)).mean() < 2 * np.abs(error[0]).mean()
 
 
 @pytest.mark.parametrize(

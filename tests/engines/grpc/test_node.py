@@ -25,6 +25,8 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import from_file
 from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.features.feature import FeatureSettings
+from fedbudget.protocol.messages import Broadcast, FinalRound
 from support.messages import with_field
 from support.methods import bits
 from support.networked import (
@@ -319,7 +321,8 @@ def test_node_retries_after_protocol_errors(
     ("other", "reason"),
     [
         ({"round": 5, "base_round": 4}, "this node has no memory of round 4"),
-        ({"tau": 9}, "tau is 9; the task allows 8"),
+        ({"tau": 9, "effective": 9.0}, "tau is 9; the task allows 8"),
+        ({"effective": float("nan")}, "1 updates, nan in effect; the task allows 8"),
         ({"eta": float("nan")}, "eta is nan"),
         ({"rest": bytes(25)}, "a part of vectors of 25 bytes instead of 24"),
         ({"vectors": 3}, "a part of vectors of 24 bytes instead of 72"),
@@ -355,6 +358,28 @@ def test_invalid_broadcasts_are_reported(
 def test_impossible_task_stops_node(other: dict[str, Any], reason: str) -> None:
     with pytest.raises(RefusedByAggregator, match=reason):
         asyncio.run(run_against([welcome(**other)]))
+
+
+def test_unknown_feature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node tries again: its file with the feature may have been forgotten."""
+    monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.001)
+    unknown = welcome(features=(FeatureSettings("NoSuchFeature", {}),))
+    notices = asyncio.run(run_against([unknown], pack(Farewell("over"))))
+    reason = "the run uses the feature NoSuchFeature, which is not known here: import"
+    assert any(reason in text for text in notices)
+
+
+def test_private_run_has_no_training_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its report would have no noise."""
+    monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.001)
+    private = pack(Welcome(RUN, task("private"), (0,)))[0]
+    first = aggregator("fixed").start()
+    assert isinstance(first, Broadcast)
+    for broadcast in (first, FinalRound(round=1, w=first.w)):
+        (message,) = frames(wire.pack_broadcast(broadcast, 0, catch_up=False))
+        notices = asyncio.run(run_against([private, message], pack(Farewell("over"))))
+        reason = f"it broke the protocol: {type(broadcast).__name__} is no round"
+        assert any(reason in text for text in notices)
 
 
 @pytest.mark.parametrize("code", sorted(node_module._FINAL, key=str))

@@ -3,7 +3,7 @@
 import contextlib
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.arrays import Float32, Float64
-from fedbudget.codec import Codec
 from fedbudget.engines.grpc.messages import AggregatorReader, NodeReader
 from fedbudget.engines.grpc.stream import MORE, PART, frames, pack
-from fedbudget.engines.remote import messages, wire
 from fedbudget.engines.remote.messages import Answer, Hello, Ready, Welcome
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.engines.remote.wire import (
@@ -25,7 +22,9 @@ from fedbudget.engines.remote.wire import (
     pack_report,
 )
 from fedbudget.protocol.features.compression import KINDS, Kind, encoded_size
-from fedbudget.protocol.messages import NUMBERS, Broadcast, PeerError, Report, Request
+from fedbudget.protocol.features.drift import DriftCorrection
+from fedbudget.protocol.features.estimates import EstimateSlopes
+from fedbudget.protocol.messages import PeerError
 from support.messages import (
     EVERYTHING,
     NOTHING,
@@ -35,6 +34,7 @@ from support.messages import (
     random_report,
     reader_after_welcome,
     reader_for_report,
+    settings_of,
 )
 from support.methods import bits
 from support.usage import node_costs
@@ -44,8 +44,10 @@ ONE = node_costs(1.0, 1.0)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_large_vectors_are_sent_in_parts(kind: Kind) -> None:
-    d, rng, request = 900_001, np.random.default_rng(1), Request(True, True, False, True)
-    broadcast = random_broadcast(d, rng, request, round=2)
+    d = 900_001
+    rng = np.random.default_rng(1)
+    features = (DriftCorrection(), EstimateSlopes(gradient=True))
+    broadcast = random_broadcast(d, rng, features, round=2)
     report = random_report(broadcast, 1, rng)
     expected, vectors = as_received(report, broadcast, kind)
     messages = frames(pack_report(report, ONE, vectors))
@@ -62,7 +64,9 @@ def test_large_vectors_are_sent_in_parts(kind: Kind) -> None:
 
     messages = frames(pack_broadcast(broadcast, 1, catch_up=True))
     assert len(messages) == -(-3 * 4 * d // PART)  # three vectors
-    other = reader_after_welcome(replace(TASK, parameters=d, request=request))
+    other = reader_after_welcome(
+        replace(TASK, parameters=d, features=settings_of(features))
+    )
     *none, encoded = [other.feed(message) for message in messages]
     assert none == [None] * (len(messages) - 1)
     assert isinstance(encoded, EncodedBroadcast)
@@ -145,7 +149,7 @@ def test_interleaved_reports_are_refused() -> None:
 
 def test_interleaved_broadcasts_are_refused() -> None:
     first, *_ = frames(pack_broadcast(LARGE, 1, catch_up=False))
-    reader = reader_after_welcome(replace(TASK, parameters=PART, request=NOTHING))
+    reader = reader_after_welcome(replace(TASK, parameters=PART, features=()))
     assert reader.feed(first) is None
     with pytest.raises(PeerError, match="unexpected message: 'broadcast'"):
         reader.feed(first)
@@ -153,7 +157,7 @@ def test_interleaved_broadcasts_are_refused() -> None:
 
 def test_expected_size_takes_no_memory() -> None:
     broadcast = replace(LARGE, w=np.broadcast_to(np.float32(0), 2**32))  # 16 GiB
-    task = replace(TASK, parameters=2**32, request=NOTHING)
+    task = replace(TASK, parameters=2**32, features=())
     first, *_ = frames(pack_broadcast(LARGE, 1, catch_up=False))
     tracemalloc.start()
     try:
@@ -181,53 +185,3 @@ def test_random_bytes_raise_peer_error_only(data: bytes) -> None:
     ):
         with contextlib.suppress(PeerError):
             reader.feed(data)
-
-
-# A new field needs only a change of its dataclass and of the code that uses it.
-
-
-@dataclass(frozen=True)
-class NewBroadcast(Broadcast):
-    momentum: float = 0.0
-    velocity: Float32 | None = None
-
-    @property
-    def report_fields(self) -> frozenset[str]:
-        return super().report_fields | {"spread"}
-
-
-@dataclass(frozen=True)
-class NewReport(Report):
-    spread: Float64 | None = None
-
-
-def test_new_broadcast_field_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "_BROADCAST", Codec(NewBroadcast))
-    w, velocity = np.zeros(3, np.float32), np.arange(3, dtype=np.float32)
-    broadcast = NewBroadcast(
-        1, w, 2, 0.1, NOTHING, False, False, momentum=0.9, velocity=velocity
-    )
-    (message,) = frames(pack_broadcast(broadcast, 0, catch_up=False))
-    encoded = reader_after_welcome(replace(TASK, request=NOTHING)).feed(message)
-    assert isinstance(encoded, EncodedBroadcast)
-    arrived = encoded.request(None).broadcast
-    assert isinstance(arrived, NewBroadcast)
-    assert arrived.momentum == 0.9
-    assert arrived.velocity is not None
-    assert arrived.velocity.tolist() == [0, 1, 2]
-
-
-def test_new_report_field_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (wire, messages):
-        monkeypatch.setattr(module, "NUMBERS", (*NUMBERS, "spread"))
-    monkeypatch.setattr(wire, "Report", NewReport)
-    broadcast = NewBroadcast(1, np.zeros(3, np.float32), 0, 0.1, NOTHING, False, False)
-    one = np.ones(1)
-    report = NewReport(1, np.array([7]), np.array([10]), one, 2 * one, spread=3 * one)
-    answer = reader_for_report(broadcast, 1).feed(
-        frames(pack_report(report, node_costs(1.0, 1.0), b""))[0]
-    )
-    assert isinstance(answer, Answer)
-    assert isinstance(answer.report, NewReport)
-    assert answer.report.spread is not None
-    assert answer.report.spread.tolist() == [3]
