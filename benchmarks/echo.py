@@ -113,18 +113,29 @@ def _messages(case: "Case") -> tuple[list[bytes], list[bytes]]:
 
     from fedbudget.engines.grpc.stream import frames
     from fedbudget.engines.remote.wire import pack_broadcast, pack_report
-    from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
+    from fedbudget.protocol.features.drift import DriftCorrection, DriftPart
+    from fedbudget.protocol.features.estimates import EstimateSlopes
+    from fedbudget.protocol.features.feature import Feature, report_layout
+    from fedbudget.protocol.messages import RoundPart, TrainReport, TrainRound
     from fedbudget.resources.resource import Reading, Usage
 
     w = np.random.default_rng(0).normal(size=case.parameters).astype(np.float32)
-    frugal, one = case.method == "frugal", np.full(1, 0.5)
-    request, drift = (
-        Request(estimate=frugal, drift=frugal),
-        Drift(True, 1.0) if frugal else None,
+    features: tuple[Feature, ...] = ()
+    parts: tuple[RoundPart, ...] = ()
+    if case.method == "frugal":
+        features = (DriftCorrection(), EstimateSlopes())
+        parts = (DriftPart(correct=True, share=1.0),)
+    layout = report_layout(features, first=False)
+    broadcast = TrainRound(
+        round=9, w=w, report=layout, tau=1, eta=0.01, effective=1, best=True, parts=parts
     )
-    broadcast = Broadcast(9, w, 1, 0.01, request, best=True, stop=False, drift=drift)
-    more = {"rho": one, "beta": one, "plain": one, "corrected": one} if frugal else {}
-    report = Report(9, np.arange(1), np.full(1, 4), one, one, w[None], **more)
+    report = TrainReport(
+        round=9,
+        nodes=np.arange(1),
+        sizes=np.full(1, 4),
+        numbers={name: np.full(1, 0.5) for name in layout.numbers},
+        vectors={name: w[None] for name in layout.vectors},
+    )
     costs = Usage({"time": Reading(1e-4, 1e-3)})
     packed = pack_broadcast(broadcast, base_round=8, catch_up=False)
     return frames(packed), frames(pack_report(report, costs, w.tobytes()))

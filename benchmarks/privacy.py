@@ -33,7 +33,7 @@ from fedbudget.data import load
 from fedbudget.data.dataset import Dataset
 from fedbudget.experiments.cells import uninterrupted
 from fedbudget.launch.privacy import private_rule
-from fedbudget.protocol.features.node_privacy import Noise
+from fedbudget.protocol.features.feature import Noise
 from fedbudget.protocol.method import PrivateRule
 from fedbudget.resources.privacy import rho_of
 from fedbudget.secure.graph import needed, sharers

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -149,15 +149,17 @@ class TestBroadcastSize:
 class Gain(RoundPart):
     """A factor for each node, and a vector for the coming round only."""
 
+    once: ClassVar[bool] = True
+    addressed: ClassVar[bool] = True
     factors: tuple[float, ...]
-    once: float | None = None
+    bonus: float | None = None
 
     def to(self, nodes: Int64) -> "Gain":
         return replace(self, factors=tuple(self.factors[node] for node in nodes.tolist()))
 
     @property
     def remembered(self) -> "Gain":
-        return replace(self, once=None)
+        return replace(self, bonus=None)
 
 
 class TestParts:
@@ -181,7 +183,7 @@ class TestParts:
         assert broadcast.to(np.array([1])) is broadcast
 
     def test_vectors_of_one_round_are_forgotten(self) -> None:
-        parts = (DriftPart(correct=True, share=0.5, mean=W), Gain((1.0,), once=2.0))
+        parts = (DriftPart(correct=True, share=0.5, mean=W), Gain((1.0,), bonus=2.0))
         kept = train_round(parts=parts, catch_up=CatchUp(W)).remembered
         assert kept.parts == (DriftPart(correct=True, share=0.5), Gain((1.0,)))
         assert kept.catch_up is None
