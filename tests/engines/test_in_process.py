@@ -34,7 +34,6 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import (
     Broadcast,
     CatchUp,
-    FinalRound,
     Report,
     TrainRound,
 )
@@ -43,13 +42,9 @@ from fedbudget.protocol.sums import Sums
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.settings.settings import Settings
-<<<<<<< HEAD
 from support.hand_made import FIRST as FIRST_ROUND
 from support.hand_made import train_report
-from support.methods import bits
-=======
 from support.methods import bits, recorded_broadcasts
->>>>>>> engines
 from support.problems import problem
 
 History = list[tuple[Round, Float32]]
@@ -165,15 +160,11 @@ class TestCharges:
         other losses.
         """
         plan = plan_of(batch_size=4, tau=2, budget=("time=3s",))
-<<<<<<< HEAD
         features = aggregator_of(plan).method.features
         fresh = Fleet(
             plan.model, plan.shards, batch=4, seed=plan.settings.seed, features=features
         )
-=======
-        fresh = Fleet(plan.model, plan.shards, batch=4, seed=plan.settings.seed)
         sent = recorded_broadcasts(nodes_of(plan))
->>>>>>> engines
         _, history = run_plan(plan)
         for (round_, _), broadcast in zip(history, sent, strict=True):
             report = fresh.answer(broadcast)
@@ -350,12 +341,7 @@ class TestBudgetIsKept:
                 or spent.max() > 0.5
             ), number
             unused.append(1 - spent.max())
-<<<<<<< HEAD
-            evaluated = isinstance(history[-1][1], FinalRound)
-            endings["evaluated" if evaluated else "not evaluated"] += 1
-=======
             endings["evaluated" if history[-1][0].tau == 0 else "not evaluated"] += 1
->>>>>>> engines
             endings[str(history[-2:][0][0].reason)] += 1
         assert over <= 5
         assert np.median(unused) < 0.2  # most of these budgets cover a few rounds

@@ -174,11 +174,7 @@ def test_repeatedly_lost_actor_ends_run() -> None:
     with pytest.raises(
         WorkError, match="the process of nodes 3 to 5 was lost 4 times in a row"
     ):
-<<<<<<< HEAD
-        nodes.answer(FIRST)
-=======
-        nodes.answer(broadcast, None)
->>>>>>> engines
+        nodes.answer(FIRST, None)
 
 
 class CrashingDefinition:

@@ -14,6 +14,7 @@ from fedbudget.launch.method import build_method
 from fedbudget.launch.simulate import simulate
 from fedbudget.launch.task import agree_on_task, compression_of
 from fedbudget.models import Softmax
+from fedbudget.protocol.features.node_privacy import NodePrivacy
 from fedbudget.settings.settings import Settings
 from support.small_tables import ONE, write
 
@@ -92,4 +93,4 @@ def test_private_run_forbids_standardisation(tmp_path: Path) -> None:
     )
     held = [from_file(path, standardise=False) for path in paths]
     _, task, _ = agree_on_task(settings, method, [each.samples() for each in held])
-    assert task.request.private
+    assert task.built_features == (NodePrivacy(own_steps=True),)

@@ -21,12 +21,13 @@ from fedbudget.budget.budget import Budget, Ledger
 from fedbudget.budget.control import Decision, Estimates, Reason
 from fedbudget.budget.step_size import AutoStepState
 from fedbudget.errors import UserError
-from fedbudget.protocol.features.drift import Divergence, DriftState
-from fedbudget.protocol.messages import Drift, Request
+from fedbudget.protocol.features.drift import Divergence, DriftPart, DriftState
+from fedbudget.protocol.features.estimates import EstimateSlopes, EstimatesState
 from fedbudget.protocol.state import AggregatorState, Phase, updated
 from fedbudget.runs.checkpoint import Checkpoint, _checksum, safetensors_parts
 from fedbudget.runs.folder import CHECKPOINT
 from fedbudget.runs.record import RoundRecord
+from support.messages import settings_of
 from support.methods import (
     METHODS,
     RoundResult,
@@ -50,7 +51,7 @@ def test_resume_gives_same_bits(
     tmp_path: Path, name: str, method: str, batch: int | None
 ) -> None:
     aggregator = new_aggregator(name, method)
-    fleets = nodes(name, batch)
+    fleets = nodes(name, batch, METHODS[method].features)
     time = simulated_time()
     aggregator.start()
     results: list[RoundResult] = []
@@ -84,7 +85,7 @@ def lines(results: list[RoundResult]) -> tuple[str, ...]:
 def example(**other: Any) -> AggregatorState[Any, Any]:
     fields: dict[str, Any] = {
         "phase": Phase.ROUND,
-        "request": FRUGAL.request,
+        "features": settings_of(FRUGAL.features),
         "round": 3,
         "tau": 2,
         "became_best": True,
@@ -99,8 +100,7 @@ def example(**other: Any) -> AggregatorState[Any, Any]:
         "decision": Decision(2, Reason.SEARCH_LIMIT),
         "step_size": AutoStepState(0.1, False, 0.2, 1.3, -5e-324, 0.25),
         "update": None,
-        "estimates": Estimates(1 / 3, 2 / 3, math.nan),
-        "drift": DRIFT,
+        "states": STATES,
         "ledger": LEDGER,
         "stopped_by": None,
     }
@@ -114,12 +114,14 @@ LEDGER = LEDGER.charge(3, costs([0.2, 1e-300], [0.3, 0.1])).charge_extra(
 )
 DRIFT = DriftState(
     mean=np.array([np.nan, np.inf, 3e38], np.float32),
-    coming=Drift(correct=False, share=0.7),
+    coming=DriftPart(correct=False, share=0.7),
     divergence=Divergence(math.inf, 1e-300),
     uncorrected=2,
     nodes=np.array([0, 7, 2**40]),
     sizes=np.array([1, 2, 3]),
 )
+ESTIMATES = EstimatesState(Estimates(1 / 3, 2 / 3, math.nan))
+STATES = {"drift": DRIFT, "estimates": ESTIMATES}
 RECORD = RoundRecord(
     *(2, 12, 3, "fixed", 0.01, 0.5, 0.25, None, None, None, None, ()),
     {"time": 0.1},
@@ -136,6 +138,10 @@ EXAMPLE = Checkpoint(
 )
 
 
+def with_drift(**other: Any) -> dict[str, Any]:
+    return {"states": {**STATES, "drift": replace(DRIFT, **other)}}
+
+
 def file_bytes(checkpoint: Checkpoint) -> bytes:
     """Content of the file of a checkpoint."""
     return b"".join(checkpoint.parts())
@@ -146,17 +152,21 @@ class TestRoundTrip:
         "other",
         [
             {},
-            {"request": Request(estimate=True), "drift": None},
             {
-                "drift": replace(
-                    DRIFT,
-                    divergence=None,
-                    nodes=np.empty(0, np.int64),
-                    sizes=np.empty(0, np.int64),
-                )
+                "features": settings_of([EstimateSlopes()]),
+                "states": {"estimates": ESTIMATES},
             },
-            {"estimates": None, "stopped_by": "time", "step_size": AutoStepState(0.1)},
-            {"phase": Phase.FINAL, "tau": 0},
+            with_drift(
+                divergence=None,
+                nodes=np.empty(0, np.int64),
+                sizes=np.empty(0, np.int64),
+            ),
+            {
+                "states": {**STATES, "estimates": EstimatesState()},
+                "stopped_by": "time",
+                "step_size": AutoStepState(0.1),
+            },
+            {"phase": Phase.FINAL, "evaluated": True},
             {"decision": Decision(7, "a custom reason")},
         ],
     )
@@ -217,9 +227,9 @@ def test_non_finite_w_resumes_from_best(tmp_path: Path) -> None:
     )
     state = Checkpoint.load(tmp_path, FRUGAL).state
     assert state.w.tobytes() == saved.best.tobytes()
-    assert state.drift is not None
-    assert not state.drift.mean.any()
-    assert not state.broadcast.drift.correct
+    drift = state.states["drift"]
+    assert not drift.mean.any()
+    assert not drift.coming.correct
     assert state.ledger.spent.tolist() == saved.ledger.spent.tolist()
 
 
@@ -231,7 +241,7 @@ def test_full_disk_keeps_the_old(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No space left"):
             replace(
                 EXAMPLE,
-                state=example(w=larger, best=larger, drift=replace(DRIFT, mean=larger)),
+                state=example(w=larger, best=larger, **with_drift(mean=larger)),
             ).save(disk)
         assert file_bytes(Checkpoint.load(disk, FRUGAL)) == file_bytes(EXAMPLE)
         assert {each.name for each in disk.iterdir()} == {CHECKPOINT, "filler"}
@@ -320,14 +330,14 @@ class TestHostileFile:
             ("w", np.zeros(4, np.float32)),
             ("w", np.zeros((3, 1), np.float32)),
             ("w", np.zeros(3)),
-            ("drift.mean", None),
-            ("drift.mean", np.zeros(4, np.float32)),
+            ("states.drift.mean", None),
+            ("states.drift.mean", np.zeros(4, np.float32)),
             ("best", None),
             ("extra", np.zeros(3)),
-            ("drift.nodes", np.array([1, 1, 2])),
-            ("drift.nodes", np.array([-1, 1, 2])),
-            ("drift.nodes", np.array([1, 2])),
-            ("drift.sizes", np.array([1, 0, 2])),
+            ("states.drift.nodes", np.array([1, 1, 2])),
+            ("states.drift.nodes", np.array([-1, 1, 2])),
+            ("states.drift.nodes", np.array([1, 2])),
+            ("states.drift.sizes", np.array([1, 0, 2])),
             ("ledger.spent", np.array([-1.0, 0.0])),
             ("ledger.spent", np.array([np.inf, 0.0])),
             ("ledger.spent", np.zeros(1)),
@@ -355,7 +365,7 @@ class TestHostileFile:
             ("phase", "ready"),
             ("phase", "final"),
             ("phase", "over"),
-            ("request", {}),
+            ("features", {}),
             ("round", -1),
             ("round", 2.0),
             ("round", 9),
@@ -373,9 +383,8 @@ class TestHostileFile:
             ("step_size", {**vars(AutoStepState(0.1)), "eta": -0.1}),
             ("step_size", {**vars(AutoStepState(0.1)), "kappa": math.inf}),
             ("update", {}),
-            ("drift", None),
-            ("estimates", [1, 2, 3]),
-            ("estimates", {"rho": -1.0, "beta": 1.0, "delta": 1.0}),
+            ("states", {}),
+            ("states", None),
             ("stopped_by", 3),
             ("extra", 3),
         ],
@@ -393,7 +402,15 @@ class TestHostileFile:
     )
     def test_drift_values(self, tmp_path: Path, name: str, value: object) -> None:
         tensors, plain = self.parts(tmp_path)
-        plain["state"]["drift"]["coming"][name] = value
+        plain["state"]["states"]["drift"]["coming"][name] = value
+        self.load(tmp_path, tensors, json.dumps(plain))
+
+    @pytest.mark.parametrize(
+        "value", [[1, 2, 3], {"rho": -1.0, "beta": 1.0, "delta": 1.0}, {"rho": 1.0}]
+    )
+    def test_estimates(self, tmp_path: Path, value: object) -> None:
+        tensors, plain = self.parts(tmp_path)
+        plain["state"]["states"]["estimates"]["values"] = value
         self.load(tmp_path, tensors, json.dumps(plain))
 
     @pytest.mark.parametrize(

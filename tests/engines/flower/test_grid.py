@@ -317,23 +317,24 @@ def test_failures_equal_absences(failed: set[tuple[int, int]], tmp_path: Path) -
 
     how = Settings(**{**FIXED, "nodes": 3, "budget": (FIXED["budget"],)})
     plan, meters = simulate(how), build_meters(how)
+    assert plan.aggregator is not None
     fleets = [
         Fleet(
             plan.model,
             plan.shards.only([node]),
             batch=batch_of(plan.settings),
             seed=3,
+            features=plan.aggregator.method.features,
             numbers=[node],
         )
         for node in range(3)
     ]
-    assert plan.aggregator is not None
     broadcast: Broadcast | Outcome | None = plan.aggregator.pending
     while isinstance(broadcast, Broadcast):
         present = [
             fleets[node] for node in range(3) if (node, broadcast.round) not in failed
         ]
-        costs = meters.read(Usage({}, 3, updates=max(1, broadcast.tau)))
+        costs = meters.read(Usage({}, 3, updates=broadcast.steps))
         broadcast = plan.aggregator.receive(
             Report.merge([fleet.answer(broadcast) for fleet in present]), costs
         )

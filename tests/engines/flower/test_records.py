@@ -24,18 +24,23 @@ from fedbudget.engines.remote.messages import (
 )
 from fedbudget.engines.remote.wire import ExpectedReport, pack_broadcast, pack_report
 from fedbudget.protocol.features.compression import encode
+from fedbudget.protocol.features.drift import DriftCatchUp, DriftCorrection, DriftPart
+from fedbudget.protocol.features.estimates import EstimateSlopes
+from fedbudget.protocol.features.feature import Feature, FleetState, report_layout
 from fedbudget.protocol.messages import (
     Broadcast,
     CatchUp,
-    Drift,
+    FinalRound,
     PeerError,
     Report,
-    Request,
+    RoundPart,
+    TrainReport,
+    TrainRound,
 )
-from fedbudget.protocol.state import FleetState
 from fedbudget.resources.resource import Reading, Usage
 from support.flower_grid import serialized
-from support.messages import with_field
+from support.hand_made import FIRST
+from support.messages import FEATURES, settings_of, with_field
 from support.methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
 from support.networked import node_data, task
 from support.usage import node_costs
@@ -56,71 +61,68 @@ shares = st.floats(0, 1)
 
 
 @st.composite
-def broadcasts(draw: st.DrawFn) -> Broadcast:
-    number = draw(st.integers(1, 2**31 - 1))
-    drift = draw(st.none() | st.builds(Drift, st.booleans(), shares))
-    return Broadcast(
-        number,
-        draw(vectors),
-        draw(st.integers(0, 10**9)),
-        draw(st.floats(1e-300, 1e300)),
-        Request(
-            draw(st.booleans()), draw(st.booleans()), draw(st.booleans()), drift is not None
-        ),
-        best=draw(st.booleans()),
+def broadcasts(draw: st.DrawFn, features: tuple[Feature, ...]) -> Broadcast:
+    """A training or final round of a run with these features."""
+    parts: tuple[RoundPart, ...] = ()
+    missed: tuple[RoundPart, ...] = ()
+    if any(isinstance(feature, DriftCorrection) for feature in features):
+        parts = (DriftPart(draw(st.booleans()), draw(shares)),)
+        missed = (DriftCatchUp(draw(vectors), draw(st.integers(0, 9))),)
+    common: dict[str, Any] = {
+        "round": draw(st.integers(1, 2**31 - 1)),
+        "w": draw(vectors),
+        "best": draw(st.booleans()),
+        "parts": parts,
+        "catch_up": draw(st.none() | st.builds(CatchUp, vectors, st.just(missed))),
+    }
+    if draw(st.booleans()):
+        return FinalRound(**common)
+    tau = draw(st.integers(1, 10**9))
+    return TrainRound(
+        **common,
+        report=report_layout(features, common["round"] == 1),
+        tau=tau,
+        eta=draw(st.floats(1e-300, 1e300)),
+        effective=float(tau),
         stop=draw(st.booleans()),
-        drift=drift,
-        catch_up=draw(
-            st.none()
-            | st.builds(
-                CatchUp, vectors, st.none() if drift is None else vectors, st.integers(0, 9)
-            )
-        ),
     )
 
 
-def received(content: RecordDict, broadcast: Broadcast) -> RoundRequest:
-    """Return a request as a node with the broadcast's task reads it."""
-    agreed = replace(task(), parameters=SIZE, request=broadcast.request, tau_max=10**9)
-    return records.broadcast(serialized(content), agreed, 1).request(None)
+@given(FEATURES, st.data())
+def test_broadcast_round_trip(features: tuple[Feature, ...], data: st.DataObject) -> None:
+    broadcast = data.draw(broadcasts(features))
+    agreed = replace(task(), parameters=SIZE, features=settings_of(features), tau_max=10**9)
 
+    def received(content: RecordDict) -> RoundRequest:
+        return records.broadcast(serialized(content), agreed, 1).request(None)
 
-@given(broadcasts(), st.data())
-def test_broadcast_round_trip(broadcast: Broadcast, data: st.DataObject) -> None:
     base_round = data.draw(st.integers(0, broadcast.round - 1))
     for catch_up in (True, False):
         packed = pack_broadcast(broadcast, base_round, catch_up=catch_up)
         kept = broadcast if catch_up else replace(broadcast, catch_up=None)
-        assert bits(received(records.to_content(packed), broadcast)) == bits(
+        assert bits(received(records.to_content(packed))) == bits(
             RoundRequest(kept, base_round)
         )
 
 
 def answering(broadcast: Broadcast, draw: Any) -> Report:
     """A report of two nodes with arbitrary numbers."""
-    estimates = broadcast.request.estimate and broadcast.round > 1 and broadcast.tau > 0
-    drift = broadcast.drift is not None and broadcast.tau > 0
-    some = {"rho": draw(numbers), "beta": draw(numbers)} if estimates else {}
-    some |= {"plain": draw(numbers), "corrected": draw(numbers)} if drift else {}
-    return Report(
-        broadcast.round,
-        np.array([3, 4]),
-        np.array([10, 20]),
-        draw(numbers),
-        draw(numbers),
-        w=draw(rows) if broadcast.tau > 0 else None,
-        gradients=draw(rows) if estimates and broadcast.request.gradient else None,
-        **some,
+    layout = broadcast.report
+    return broadcast.answer(
+        round=broadcast.round,
+        nodes=np.array([3, 4]),
+        sizes=np.array([10, 20]),
+        numbers={name: draw(numbers) for name in layout.numbers},
+        vectors={name: draw(rows) for name in layout.vectors},
     )
 
 
 def report_content(report: Report) -> RecordDict:
-    fields = [report.w, report.gradients]
-    encoded = [encode("none", each) for each in fields if each is not None]
+    encoded = [encode("none", each) for each in report.vectors.values()]
     return records.to_content(pack_report(report, COSTS, b"".join(encoded)))
 
 
-@given(broadcasts(), st.data())
+@given(FEATURES.flatmap(broadcasts), st.data())
 def test_report_round_trip(broadcast: Broadcast, data: st.DataObject) -> None:
     report = answering(broadcast, data.draw)
     result = records.answer(
@@ -136,14 +138,9 @@ def test_report_round_trip(broadcast: Broadcast, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "costs", [COSTS, node_costs(0.5, 1.0), node_costs(0.0, 0.0, cpu=(1.0, 2.0))]
 )
-<<<<<<< HEAD
-def test_costs_round_trip(costs: NodeCosts) -> None:
+def test_costs_round_trip(costs: Usage) -> None:
     content = serialized(records.to_content(wire.pack(Ready(costs))))
     assert wire.read_ready(records.frame(content, "ready")).costs == costs
-=======
-def test_costs_round_trip(costs: Usage) -> None:
-    assert records.costs_in(serialized(records.costs_out(costs))) == costs
->>>>>>> engines
 
 
 @pytest.mark.parametrize("batch", [None, 5])
@@ -156,11 +153,9 @@ def test_memory_round_trip(method: str, batch: int | None) -> None:
             state.array_records["arrays"], state.config_records["numbers"]
         )
 
-    aggregator, fleets, time = (
-        new_aggregator("svm", method),
-        nodes("svm", batch),
-        simulated_time(),
-    )
+    aggregator = new_aggregator("svm", method)
+    fleets = nodes("svm", batch, METHODS[method].features)
+    time = simulated_time()
     aggregator.start()
     while aggregator.pending is not None:
         one_round(aggregator, fleets, time)
@@ -185,7 +180,7 @@ def test_hello_welcome_refusal_round_trip() -> None:
 
 def test_size_counts_arrays_and_numbers() -> None:
     w = np.zeros(1000, np.float32)
-    broadcast = Broadcast(1, w, 1, 0.1, request=Request(), best=False, stop=False)
+    broadcast = replace(FIRST, w=w)
     content = records.to_content(pack_broadcast(broadcast, 0, catch_up=False))
     assert 4000 < records.size(content) < 4000 + 600
     assert records.size(RecordDict()) == 0
@@ -193,23 +188,25 @@ def test_size_counts_arrays_and_numbers() -> None:
 
 # Invalid content.
 
-BROADCAST = Broadcast(
-    3,
-    np.zeros(SIZE, np.float32),
-    2,
-    0.1,
-    request=Request(True, True),
-    best=False,
-    stop=False,
+BROADCAST = replace(
+    FIRST,
+    round=3,
+    w=np.zeros(SIZE, np.float32),
+    report=report_layout((EstimateSlopes(gradient=True),), False),
 )
 W: Float32 = np.ones((2, SIZE), np.float32)
 ONES = np.ones(2)
-VALID_REPORT = Report(
-    3, np.array([0, 1]), np.array([5, 5]), ONES, ONES, w=W, rho=ONES, beta=ONES, gradients=W
+VALID_REPORT = TrainReport(
+    round=3,
+    nodes=np.array([0, 1]),
+    sizes=np.array([5, 5]),
+    numbers={"losses": ONES, "best_losses": ONES, "rho": ONES, "beta": ONES},
+    vectors={"w": W, "gradients": W},
 )
 
 
 EXPECTED = ExpectedReport.of(BROADCAST)
+NAN_COSTS = [{"time": [1.0, np.nan, "", 1]}, 1, 0, 1, False, {}, 1.0]
 
 
 def read(content: RecordDict) -> None:
@@ -245,9 +242,9 @@ def test_invalid_vectors_are_refused(vectors: Array | None, reason: str) -> None
         ("numbers", [[0], b""], "0 bytes of numbers instead of 64"),
         ("numbers", [[10], bytes(80)], "80 bytes of numbers instead of 64"),
         ("numbers", None, "a report cannot be read"),
-        ("costs", [{}, 1, 0, False, {}], "costs without the time"),
+        ("costs", [{}, 1, 0, 1, False, {}, 1.0], "costs without the time"),
         ("costs", None, "a report cannot be read"),
-        ("costs", [{"time": [1.0, np.nan, ""]}, 1, 0, False, {}], r"time \(whole\) is nan"),
+        ("costs", NAN_COSTS, r"time \(whole\) is nan"),
         ("tallies", b"\x00", "tallies cannot be read"),
     ],
 )

@@ -12,20 +12,16 @@ from hypothesis import strategies as st
 
 from fedbudget.budget.budget import Budget, Costs
 from fedbudget.engines.remote.members import Members
-<<<<<<< HEAD
 from fedbudget.engines.remote.messages import Answer, Ready
-from fedbudget.engines.remote.round import PendingRound, RoundCosts
-from fedbudget.engines.remote.wire import pack, read_ready, unpack
-=======
-from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import PendingRound
->>>>>>> engines
+from fedbudget.engines.remote.wire import pack, read_ready, unpack
 from fedbudget.protocol.aggregator import Aggregator, Outcome
-from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError
+from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.resources import within
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Metering, Reading, Usage
 from support.fleets import single_node_fleets, sorted_parts
+from support.hand_made import with_values
 from support.methods import METHODS
 from support.problems import problem
 
@@ -43,11 +39,13 @@ READINGS = {
 
 def with_any_number(answer: Answer, data: st.DataObject) -> Answer:
     """The answer with at most one field of the report and one cost replaced."""
-    report, readings = answer.report, dict(answer.costs.readings)
-    present = [each for each in (*NUMBERS, *VECTORS) if getattr(report, each) is not None]
-    field, value = data.draw(st.sampled_from(present)), data.draw(ARBITRARY)
+    report = answer.report
+    readings = dict(answer.costs.readings)
+    present = {**report.numbers, **report.vectors}
+    field = data.draw(st.sampled_from(sorted(present)))
+    value = data.draw(ARBITRARY)
     with np.errstate(over="ignore"):
-        report = replace(report, **{field: np.full_like(getattr(report, field), value)})
+        report = with_values(report, **{field: np.full_like(present[field], value)})
     name = data.draw(st.sampled_from([*readings, "nothing"]))
     if name != "nothing":
         readings[name] = Reading(data.draw(ARBITRARY), data.draw(ARBITRARY))
@@ -69,7 +67,9 @@ def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
         expected=expected,
         rounds=8,
     )
-    fleets, members = single_node_fleets(CASE, sorted_parts(CASE, 3)), Members[str]()
+    features = METHODS[name].features
+    fleets = single_node_fleets(CASE, sorted_parts(CASE, 3), features=features)
+    members = Members[str]()
     for node in range(3):
         members.join(f"n{node}", [20])
     message: Broadcast | Outcome = aggregator.start()
@@ -83,14 +83,8 @@ def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
             if node == 2:
                 answer = with_any_number(answer, data)
             try:
-<<<<<<< HEAD
                 ready = read_ready(unpack(pack(Ready(answer.costs)).message))
-                costs = ready.costs.within(most_within(0.6), max(1, message.tau))
-=======
-                costs = within(
-                    unpack_costs(pack_costs(answer.costs)), 0.6, max(1, message.tau)
-                )
->>>>>>> engines
+                costs = within(ready.costs, 0.6, message.steps)
             except PeerError:
                 pending.withdraw(f"n{node}")  # the server drops this peer
                 continue
@@ -98,16 +92,12 @@ def test_run_continues_within_budget(name: str, data: st.DataObject) -> None:
             counted += node < 2
         collected = pending.close(members, {})
         assert counted == 2
-<<<<<<< HEAD
         assert {0, 1} <= {int(answer.nodes[0]) for answer in collected.answers}
-        own = Snapshot({"time": 0.6, "cpu": 0.1})
-        usage = RoundCosts.of(collected.answers, own, 1000).usage(max(1, message.tau))
-=======
-        assert {0, 1} <= {int(answer.report.nodes[0]) for answer in collected.answers}
         own = {"time": 0.6, "cpu": 0.1}
-        usage = collected.usage(max(1, message.tau), own, 1000)[0]
->>>>>>> engines
-        message = aggregator.receive(collected.reports, meters.read(usage))
+        usage = collected.usage(message.steps, own, 1000)[0]
+        message = aggregator.receive(
+            collected.reports, meters.read(usage), peers=collected.peers
+        )
         now: Any = aggregator.ledger.spent
         assert (now >= spent).all()
         assert np.isfinite(now).all()

@@ -15,7 +15,6 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import FEWEST, Task, agree
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import from_file
-from fedbudget.protocol.messages import Request
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(5, 3, (40, 3))
@@ -28,7 +27,7 @@ def classified(rows: slice, classes: tuple[str, ...], labels: list[int]) -> Node
 
 def task(node_data: list[NodeData], model: str = "softmax", parameters: int = 12) -> Task:
     samples = agree([each.samples() for each in node_data])
-    return Task(model, parameters, None, 0, {}, "none", 10, samples, Request())
+    return Task(model, parameters, None, 0, {}, "none", 10, samples, ())
 
 
 def test_samples_description() -> None:

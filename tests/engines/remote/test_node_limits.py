@@ -16,8 +16,9 @@ from fedbudget.engines.remote.messages import RoundRequest, Welcome
 from fedbudget.engines.remote.node_limits import BeyondLimits, NodeLimits, PrivacyAccount
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import Broadcast, Private, Request
+from fedbudget.protocol.messages import PrivateRound, SampleRound, TrainRound
 from fedbudget.resources.privacy import epsilon_of, rho_of
+from support.hand_made import FIRST
 from support.networked import LONG, aggregator, network, node_data, task, wait_until
 
 
@@ -42,13 +43,13 @@ def test_small_batches_are_refused() -> None:
 
 def test_excessive_tau_is_refused() -> None:
     ours, request = limited_worker(None, max_tau=5), aggregator().start()
-    assert isinstance(request, Broadcast)
-    ours.answer(RoundRequest(replace(request, tau=5), 0))
+    assert isinstance(request, TrainRound)
+    ours.answer(RoundRequest(replace(request, tau=5, effective=5), 0))
     with pytest.raises(
         BeyondLimits,
         match="6 local updates are requested in a round; this node's max_tau is 5",
     ):
-        ours.answer(RoundRequest(replace(request, tau=6), 0))
+        ours.answer(RoundRequest(replace(request, tau=6, effective=6), 0))
 
 
 @pytest.mark.parametrize(
@@ -92,9 +93,9 @@ def test_refusal_reaches_aggregator(caplog: pytest.LogCaptureFixture) -> None:
         )
 
 
-def round_of(rho: float, number: int = 1) -> Broadcast:
-    first = Broadcast.first(np.zeros(3, np.float32), 0.1, Request(private=True))
-    return replace(first, round=number, private=Private(1.0, rho))
+def round_of(rho: float, number: int = 1) -> PrivateRound:
+    w = np.zeros(3, np.float32)
+    return PrivateRound(round=number, w=w, tau=1, eta=0.1, clip=1.0, rho=rho)
 
 
 def test_account_sums_over_runs(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_round_beyond_limit_is_refused(tmp_path: Path) -> None:
 def test_rounds_without_noise_are_refused(tmp_path: Path) -> None:
     account = PrivacyAccount(tmp_path / "account.json", 2.0, 1e-5)
     with pytest.raises(BeyondLimits, match="not private"):
-        account.pay("one", Broadcast.first(np.zeros(3, np.float32), 0.1, Request()))
+        account.pay("one", FIRST)
     with pytest.raises(BeyondLimits, match="not private"):
         account.pay("one", round_of(0.0))
 
@@ -173,10 +174,8 @@ def test_account_has_one_privacy_unit(tmp_path: Path) -> None:
         match=r"protects nodes, and this node.s .?privacy_limit.? is for single samples",
     ):
         account.pay("one", round_of(0.01))
-    first = Broadcast.first(
-        np.zeros(3, np.float32), 0.1, Request(private=True, per_sample=True)
-    )
-    account.pay("one", replace(first, private=Private(1.0, 0.02, 100)))
+    w = np.zeros(3, np.float32)
+    account.pay("one", SampleRound(round=1, w=w, tau=1, eta=0.1, clip=1.0, rho=0.02))
     assert account.spent == pytest.approx(epsilon_of(0.02, 1e-5))
     with pytest.raises(UserError, match="it is for single samples"):
         PrivacyAccount(tmp_path / "account.json", 2.0, 1e-5).pay("one", round_of(0.01))

@@ -34,7 +34,7 @@ from fedbudget.launch.simulate import simulate
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.features.compression import BroadcastCompressor
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.messages import FinalRound, TrainRound
 from fedbudget.resources.kinds import SGD, SimulatedTime
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Metering, Reading, Usage
@@ -42,7 +42,7 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.network import ListenOptions
 from fedbudget.settings.settings import Settings
 from fedbudget.settings.types import Compression
-from support.hand_made import make, report
+from support.hand_made import FIRST, make, report
 from support.methods import bits, recorded_broadcasts
 from support.networked import LONG, aggregator, network, node_data, task
 from support.problems import costs
@@ -65,8 +65,11 @@ def usage(updates: int = 5, step: float = 1.0, seconds: float = 7.0) -> Usage:
     return Usage({"time": Reading(step, seconds, nodes=2)}, 2, updates=updates)
 
 
-def broadcast(tau: int = 3) -> Broadcast:
-    return replace(make().start(), tau=tau)
+def broadcast(tau: int = 3) -> TrainRound:
+    return replace(FIRST, tau=tau, effective=tau)
+
+
+FINAL = FinalRound(round=2, w=FIRST.w)
 
 
 # Deadlines.
@@ -106,7 +109,7 @@ class TestDeadline:
             clock.add(usage(updates=5, step=1.0, seconds=seconds))
         assert clock.timeout(broadcast(tau=20)) == 4 * (20 * 1.0 + 3.0)
         # The final loss counts as one update.
-        assert clock.timeout(broadcast(tau=0)) == 4 * (1.0 + 3.0)
+        assert clock.timeout(FINAL) == 4 * (1.0 + 3.0)
 
     def test_at_least_three_seconds(self) -> None:
         clock = clock_of(measured(time=100), None)
@@ -131,12 +134,12 @@ class TestRemainingTime:
         ours = make(20.0, spending=CarefulSpending())
         # Three updates and an aggregation: 4 s.
         ours.receive(report(ours.start(), 1.0, 1.0), costs([1], [1]))
-        clock, final = clock_of(measured(time=20), None), replace(broadcast(), tau=0)
+        clock = clock_of(measured(time=20), None)
         reserve = CarefulSpending().final_reserve(ours.ledger)[0]
         assert reserve > 2  # one update, one aggregation, and a margin
-        assert clock.left(ours, final, 2.0) == pytest.approx(20 - 4 - 2, abs=0.1)
+        assert clock.left(ours, FINAL, 2.0) == pytest.approx(20 - 4 - 2, abs=0.1)
         assert clock.left(ours, broadcast(), 2.0) == pytest.approx(
-            clock.left(ours, final, 2.0) - reserve
+            clock.left(ours, FINAL, 2.0) - reserve
         )
 
     def test_paper_method_has_a_tolerance(self) -> None:

@@ -11,23 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.engines.remote.members import Members
-<<<<<<< HEAD
 from fedbudget.engines.remote.messages import Answer, MaskedAnswer
-from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound, RoundCosts
-=======
-from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import FAILURES, CollectedRound, NextStep, PendingRound
->>>>>>> engines
 from fedbudget.evaluation.metrics import Tally
-from fedbudget.protocol.messages import Report
 from fedbudget.protocol.state import updated
-from fedbudget.protocol.sums import SummedReports
+from fedbudget.protocol.sums import Sums
 from fedbudget.resources.resource import Reading, Usage
-from support.hand_made import ONE, make, report
+from support.hand_made import FIRST, ONE, make, report, train_report
 from support.methods import bits
 from support.usage import node_costs
 
-BROADCAST = replace(make().start(), round=5)
+BROADCAST = replace(FIRST, round=5)
 NAMES = ("a", "b", "c")
 
 
@@ -49,7 +43,9 @@ def pending(*asked: str, least: int = 2) -> PendingRound[str]:
 
 def answer(name: str, w: float = 0.5) -> Answer:
     made = report(BROADCAST, 0.5)
-    one = replace(made, nodes=np.array([NAMES.index(name)]), w=np.full_like(made.w, w))
+    one = train_report(
+        np.full_like(made.vectors["w"], w), nodes=np.array([NAMES.index(name)]), round=5
+    )
     return Answer(one, node_costs(0.1 * (1 + NAMES.index(name)), 1.0))
 
 
@@ -134,7 +130,7 @@ class TestMaskedAnswers:
         assert result.outliers == {"c": ("energy",)}
         assert [each.nodes.tolist() for each in result.answers] == [[0], [1], [2]]
         assert [each.costs.readings["energy"].whole for each in result.answers] == [1, 1, 1]
-        assert result.times(BROADCAST).times.tolist() == pytest.approx([0.1, 0.2, 0.3])
+        assert result.times.times.tolist() == pytest.approx([0.1, 0.2, 0.3])
         assert [member.rounds for member in fleet.values()] == [1, 1, 1]
 
     def test_repeated_round_forgets_answers(self) -> None:
@@ -237,11 +233,16 @@ class TestClose:
 
 
 def answer_of_node(number: int, w: float) -> Answer:
-    losses, vector = np.full(1, 0.5), np.full((1, BROADCAST.w.size), w, np.float32)
-    return Answer(
-        Report(5, np.array([number]), np.array([10 + number]), losses, losses, vector),
-        node_costs(0.1, 1.0),
+    losses = np.full(1, 0.5)
+    one = train_report(
+        np.full((1, BROADCAST.w.size), w, np.float32),
+        sizes=np.array([10 + number]),
+        nodes=np.array([number]),
+        round=5,
+        losses=losses,
+        best_losses=losses,
     )
+    return Answer(one, node_costs(0.1, 1.0))
 
 
 class TestSummedReports:
@@ -253,8 +254,7 @@ class TestSummedReports:
         for number, held in enumerate([1, 1, 2, 1, 2, 2, 3, 1]):
             ours.ask(str(number))
             one = answer_of_node(number, 0.5)
-            assert one.report.w is not None
-            references.append(weakref.ref(one.report.w))
+            references.append(weakref.ref(one.report.vectors["w"]))
             ours.receive(str(number), one)
             del one
             assert ours.vectors == held
@@ -283,8 +283,8 @@ class TestSummedReports:
             if not needs_reports:
                 for each in collected.answers:
                     assert isinstance(each, Answer)
-                    assert each.report.w is None
-                assert isinstance(report, SummedReports)
+                    assert not each.report.vectors
+                assert isinstance(report, Sums)
             aggregator.state = updated(aggregator.state, round=5)
             after = aggregator.receive(report, ONE)
             result.append(

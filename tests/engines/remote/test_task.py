@@ -14,7 +14,7 @@ from fedbudget.data.agreement import Moments, TableDescription
 from fedbudget.data.tables import RawTable, TextColumn
 from fedbudget.engines.remote.task import SamplesDescription, Task, agree
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import PeerError, Request
+from fedbudget.protocol.messages import PeerError
 from support.methods import bits
 
 PLAIN = SamplesDescription((10,), (4,), classes=("a", "b"))
@@ -139,7 +139,7 @@ def test_mismatched_data_are_refused(other: dict[str, Any], reason: str) -> None
         TASK.admit(replace(PLAIN, **other))
 
 
-TASK = Task("svm", 4, 5, 0, {}, "none", 10, replace(PLAIN, sizes=()), Request())
+TASK = Task("svm", 4, 5, 0, {}, "none", 10, replace(PLAIN, sizes=()), ())
 
 
 def test_matching_node_is_admitted() -> None:

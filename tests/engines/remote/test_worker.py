@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbudget.arrays import Float32
 from fedbudget.budget.budget import Budget
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.remote import worker as worker_module
@@ -19,9 +18,11 @@ from fedbudget.engines.remote.task import Task, agree, rounds_ahead
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.features.compression import Kind, decode
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.features.drift import DriftPart
+from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report, RoundPart
 from fedbudget.resources.rapl import Rapl
 from fedbudget.resources.resource import Reading
+from support.messages import settings_of
 from support.methods import bits
 from support.networked import (
     METHODS,
@@ -86,7 +87,7 @@ def test_uncounted_round_leaves_no_trace() -> None:
     work, other = started_worker(), started_worker()
     answers(work, broadcast[:3])
     answers(other, broadcast[:3])
-    elsewhere = replace(broadcast[3], w=broadcast[3].w + np.float32(1), tau=2)
+    elsewhere = replace(broadcast[3], w=broadcast[3].w + np.float32(1), tau=2, effective=2)
     work.answer(RoundRequest(elsewhere, 3))
     assert work.rounds == (1, 2, 3, 4)
     assert bits(answers(work, broadcast[3:])) == bits(answers(other, broadcast[3:]))
@@ -151,14 +152,12 @@ def test_compression_error_is_fed_back(kind: Kind) -> None:
         sent = work.encode(report)
         assert work.encode(work.answer(request).report) == sent
         plain = exact.answer(RoundRequest(each, each.round - 1)).report
-        assert report.w is not None
-        assert plain.w is not None
-        intended = plain.w - each.w + lost
+        intended = plain.vectors["w"] - each.w + lost
         decoded = decode(kind, sent, 6).reshape(1, 6)
         lost = intended - decoded
         assert 0 < np.abs(lost).max() <= np.abs(intended).max() / 200
         # The node continues with the decoded vector.
-        assert np.array_equal(report.w, each.w + decoded)
+        assert np.array_equal(report.vectors["w"], each.w + decoded)
 
 
 # Costs.
@@ -327,7 +326,7 @@ def wide_task(method: str, data: list[NodeData], parameters: int) -> Task:
         "none",
         8,
         agree([each.samples() for each in data]),
-        METHODS[method].request,
+        settings_of(METHODS[method].features),
     )
 
 
@@ -357,12 +356,13 @@ def wide_broadcasts(method: str, parameters: int) -> tuple[list[Broadcast], list
 def as_sent(broadcast: Broadcast) -> Broadcast:
     """The broadcast with copied vectors and without the catch-up."""
 
-    def copy(vector: Float32 | None) -> Float32 | None:
-        return None if vector is None else vector.copy()
+    def copied(part: RoundPart) -> RoundPart:
+        if isinstance(part, DriftPart) and part.mean is not None:
+            return replace(part, mean=part.mean.copy())
+        return part
 
-    return replace(
-        broadcast, w=broadcast.w.copy(), mean=copy(broadcast.mean), catch_up=None
-    )
+    parts = tuple(map(copied, broadcast.parts))
+    return replace(broadcast, w=broadcast.w.copy(), parts=parts, catch_up=None)
 
 
 def wide_worker(method: str, parameters: int) -> Worker:
@@ -407,7 +407,7 @@ def test_memory_after_absence_and_divergence(monkeypatch: pytest.MonkeyPatch) ->
         ]
 
     expected = reports()
-    assert not np.isfinite(expected[2].w).all()  # type: ignore[arg-type]
+    assert not np.isfinite(expected[2].vectors["w"]).all()
     monkeypatch.setattr(worker_module, "rounds_ahead", lambda parameters: 0)
     assert bits(reports()) == bits(expected)
 
