@@ -73,7 +73,7 @@ def encode_and_open(
     vectors = [contents.encode(report) for report in reports]
     assert {len(vector) for vector in vectors} == {contents.length}
     nodes = np.concatenate([report.nodes for report in reports])
-    total = np.sum(vectors, axis=0, dtype=np.uint64)
+    total = np.array(vectors).sum(axis=0)
     sums = contents.open(broadcast, total, nodes, np.ones_like(nodes), 0).sums
     assert isinstance(sums, NoisySums)
     return sums

@@ -18,7 +18,7 @@ from fedbudget.engines.remote.messages import Welcome
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.wire import VERSION, ExpectedReport
 from fedbudget.models.description import ModelDescription, TensorDescription
-from fedbudget.protocol.features.compression import KINDS, Kind, decode, encode
+from fedbudget.protocol.features.compression import KINDS, decode, encode
 from fedbudget.protocol.features.drift import DriftCatchUp, DriftCorrection, DriftPart
 from fedbudget.protocol.features.estimates import EstimateSlopes
 from fedbudget.protocol.features.feature import Feature, FeatureSettings, report_layout
@@ -26,6 +26,7 @@ from fedbudget.protocol.messages import (
     Broadcast,
     CatchUp,
     FinalRound,
+    Kind,
     LossReport,
     RoundPart,
     TrainRound,

@@ -32,12 +32,13 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.task import Task, agree
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.protocol.aggregator import Aggregator, Outcome
-from fedbudget.protocol.features.compression import BroadcastCompressor, Kind
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.features.feature import FeatureSettings
 from fedbudget.protocol.features.node_privacy import NodePrivacy, PrivateAggregator
-from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.messages import Broadcast, Kind, Report
 from fedbudget.protocol.method import Method, PrivateRule
+from fedbudget.protocol.state import Outcome
 from support.methods import accelerated
 from support.problems import CHEAP, costs
 from support.usage import node_costs

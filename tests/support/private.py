@@ -14,7 +14,6 @@ from fedbudget.engines.noise import SeededNoise
 from fedbudget.protocol.features.feature import Noise
 from fedbudget.protocol.features.node_privacy import (
     NodePrivacy,
-    NoisySums,
     PrivateAggregator,
     clipped,
     reported_norms,
@@ -29,6 +28,7 @@ from fedbudget.protocol.messages import (
 )
 from fedbudget.protocol.method import Method, PrivateRule
 from fedbudget.protocol.state import Outcome
+from fedbudget.protocol.sums import NoisySums
 from support.problems import costs
 
 DELTA = 1e-5

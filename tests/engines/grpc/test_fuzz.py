@@ -27,13 +27,14 @@ from fedbudget.engines.remote.messages import (
 )
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.wire import EncodedBroadcast, ExpectedReport, pack_report
-from fedbudget.protocol.features.compression import KINDS, Kind, encode
+from fedbudget.protocol.features.compression import KINDS, encode
 from fedbudget.protocol.features.drift import DriftCatchUp, DriftCorrection, DriftPart
 from fedbudget.protocol.features.estimates import EstimateSlopes
 from fedbudget.protocol.features.feature import report_layout
 from fedbudget.protocol.messages import (
     CatchUp,
     FinalRound,
+    Kind,
     PeerError,
     TrainReport,
     TrainRound,

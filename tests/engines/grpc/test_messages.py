@@ -111,7 +111,8 @@ def test_broadcast_round_trip(data: st.DataObject) -> None:
         moved = encode(kind, broadcast.w - before)
         broadcast = replace(broadcast, w=before + decode(kind, moved, d))
         differences.append((broadcast.w, moved))
-        if broadcast.parts and data.draw(st.booleans()):
+        sends_mean = data.draw(st.booleans())
+        if sends_mean and broadcast.parts:
             moved = encode(kind, vector(rng, d))
             mean = broadcast.w + decode(kind, moved, d)
             broadcast = replace(broadcast, parts=(DriftPart(True, 0.5, mean=mean),))

@@ -21,10 +21,10 @@ from fedbudget.engines.remote.wire import (
     pack_broadcast,
     pack_report,
 )
-from fedbudget.protocol.features.compression import KINDS, Kind, encoded_size
+from fedbudget.protocol.features.compression import KINDS, encoded_size
 from fedbudget.protocol.features.drift import DriftCorrection
 from fedbudget.protocol.features.estimates import EstimateSlopes
-from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.messages import Kind, PeerError
 from support.messages import (
     EVERYTHING,
     NOTHING,
