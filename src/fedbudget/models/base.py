@@ -12,6 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -263,7 +264,7 @@ class KernelModel(LoopModel):
         kernels = compiled_kernels()
         if kernels is None:
             return super().descend(w, shards, indices, eta, best, shift)
-        nodes = len(shards)
+        nodes = len(shards.size)
         few = nodes < kernels.get_num_threads()
         driver = kernels.descend_few if few else kernels.descend
 
@@ -400,9 +401,8 @@ def first_alike(
     return np.unique(first, return_inverse=True)
 
 
-def compiled_kernels() -> Any | None:
-    """Return the module of kernels; None without numba."""
-    return import_kernels("fedbudget.models.compiled.kernels")
+compiled_kernels = partial(import_kernels, "fedbudget.models.compiled.kernels")
+"""Returns the module of kernels; None without numba."""
 
 
 def _arrays(shards: Shards, indices: BatchIndices) -> tuple[Any, ...]:
@@ -421,6 +421,5 @@ def _arrays(shards: Shards, indices: BatchIndices) -> tuple[Any, ...]:
     )
 
 
-def _contiguous(vectors: Float32) -> Float32:
-    """Return vectors in the one memory layout that kernels are compiled for."""
-    return np.require(vectors, np.float32, ("C", "A", "W"))
+_contiguous = partial(np.require, dtype=np.float32, requirements=("C", "A", "W"))
+"""Returns vectors in the one memory layout that kernels are compiled for."""

@@ -162,7 +162,9 @@ class Fleet:
 
     def update(self) -> None:
         """Make τ local updates, eq. (4); in a final round, evaluate the loss at w."""
-        local = self._require_local()
+        local = self._local
+        if local is None:
+            raise LocalError("update and report come once after each receive")
         broadcast = local.broadcast
         best: Float32 | None = None
         if local.best_known is None and local.best is not broadcast.w:
@@ -185,7 +187,9 @@ class Fleet:
 
     def report(self) -> Report:
         """Return the report of the round, and keep the state after it."""
-        local = self._require_local()
+        local = self._local
+        if local is None:
+            raise LocalError("update and report come once after each receive")
         broadcast = local.broadcast
         values: dict[str, Any] = {
             "losses": local.losses,
@@ -220,11 +224,6 @@ class Fleet:
             )
         if isinstance(broadcast, LocalUpdates) and broadcast.tau < 1:
             raise PeerError(f"tau is {broadcast.tau}")
-
-    def _require_local(self) -> LocalRound:
-        if self._local is None:
-            raise LocalError("update and report come once after each receive")
-        return self._local
 
     def _expanded(self, state: FleetState) -> FleetState:
         for feature in reversed(self._features):

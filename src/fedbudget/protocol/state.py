@@ -117,6 +117,8 @@ class AggregatorState(Generic[S, U]):
                 raise ValueError(f"{name} is {getattr(self, name)}")
         if self.phase is Phase.READY or (self.phase is Phase.ROUND and self.tau < 1):
             raise ValueError(f"tau is {self.tau} in phase {self.phase}")
+        if self.phase is not Phase.DONE and self.evaluated != (self.phase is Phase.FINAL):
+            raise ValueError(f"a final round in phase {self.phase}")
         if self.w.ndim != 1 or not self.w.size:
             raise ValueError(f"w has shape {self.w.shape}")
         for name, vector in (("w", self.w), ("best", self.best)):

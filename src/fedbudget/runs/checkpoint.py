@@ -141,6 +141,8 @@ class Checkpoint:
             if method is not None and state.best.shape == state.w.shape:
                 state = with_finite_w(state, method)
             state.require_possible()
+            if method is not None:
+                _require_feature_states(state)
             rest = [plain["records"], plain[_ENGINE], plain["conditions"]]
             records, engine, conditions = file_codec(_REST).restore(rest, [])
             _check_records(state, records)
@@ -413,6 +415,15 @@ def _checksum(tensors: Arrays, text: str) -> str:
         checksum = zlib.crc32(kind.encode(), checksum)
         checksum = zlib.crc32(values.data, checksum)
     return f"{checksum:08x}"
+
+
+def _require_feature_states(state: AggregatorState[Any, Any]) -> None:
+    """Raise ValueError unless each feature has a state of its class."""
+    for settings in state.features:
+        feature = settings.build()
+        first = feature.first(state.w)
+        if first is not None and type(state.states.get(feature.name)) is not type(first):
+            raise ValueError(f"the state of {settings.kind} is missing")
 
 
 def _check_records(state: _State, records: tuple[str, ...]) -> None:

@@ -46,7 +46,7 @@ from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.wire import EncodedBroadcast, pack_report
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, flag, printable
-from fedbudget.protocol.features.workload import Work
+from fedbudget.protocol.features.workload import most_updates
 from fedbudget.protocol.messages import PeerError
 from fedbudget.secure import messages as masking_messages
 
@@ -276,8 +276,7 @@ class _Connection:
         worker = self.worker
         request = encoded.request(worker.w_after(encoded.sent.base_round))
         broadcast = request.broadcast
-        work = broadcast.by_kind.get(Work)
-        updates = broadcast.steps if work is None else work.most
+        updates = most_updates(broadcast)
         wait = self._sent_at + worker.limits.min_interval - time.monotonic()
         if wait > 0:  # `sleep(0)` would still let other tasks run first
             await asyncio.sleep(wait)

@@ -31,7 +31,7 @@ from fedbudget import durable_files
 from fedbudget.engines.remote.task import MOST_UPDATES, Task
 from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.features.sample_privacy import SamplePrivacy
-from fedbudget.protocol.features.workload import Work
+from fedbudget.protocol.features.workload import most_updates
 from fedbudget.protocol.messages import (
     Broadcast,
     Private,
@@ -89,10 +89,7 @@ class NodeLimits:
                 "an evaluation on test samples is requested, which the privacy budget does "
                 "not cover"
             )
-        most = broadcast.steps
-        work = broadcast.by_kind.get(Work)
-        if work is not None:
-            most = max(most, work.most)
+        most = most_updates(broadcast)
         if most > self.max_tau:
             raise BeyondLimits(
                 f"{most} local updates are requested in a round; this node's `max_tau` is "

@@ -87,6 +87,7 @@ class Worker:
         self._machine_wide: Flags = np.zeros(0, bool)  # which counters are
         self._last_report: Float64 | None = None  # counters at the last report
         self._task: Task | None = None
+        self._ahead = 0  # rounds that are not on the aggregator's disk
         self._initial: Fleet | None = None  # before its first round
         self._test: Table | None = None  # test samples, if any
         self._saved: list[_SavedRound] = []
@@ -169,6 +170,7 @@ class Worker:
         self._last_report = None
         self.run = welcome.run
         self._task = task
+        self._ahead = rounds_ahead(task.parameters)
 
     def memories(self, last: int) -> dict[int, FleetState]:
         """State after each of the last rounds, for a later process."""
@@ -208,7 +210,7 @@ class Worker:
         self.limits.require_round(broadcast)
         if self.account is not None:
             self.account.pay(self.run, broadcast)
-        ahead = rounds_ahead(self._task.parameters)
+        ahead = self._ahead
         base = self._after(request.base_round)
         # Keep the rounds that are not on disk, one before them, and this one. No other
         # variable may refer to older rounds, because they hold large vectors.
@@ -219,7 +221,7 @@ class Worker:
         with self._working():
             report, costs = self._round(fleet, broadcast)
         tallies: tuple[Tally, ...] = ()
-        if broadcast.tallies:
+        if broadcast.evaluate:
             points = [broadcast.w, fleet.memory().best][: broadcast.tallies]
             tallies, evaluation = self._evaluate(fleet.model, points, self._counters)
             costs = replace(costs, evaluation=evaluation)

@@ -175,9 +175,9 @@ class EstimateSlopes(Feature):
         measured = _Measured()
         local.scratch[self.name] = measured
         local.fresh = self.curvature
-        count = mini_batches(local.sampler.batch)
-        if self.curvature and count > 1:
-            measured.several = local.sampler.round(count, fresh=True)
+        batch = local.sampler.batch
+        if self.curvature and batch is not None and batch < ENOUGH:
+            measured.several = local.sampler.round(mini_batches(batch), fresh=True)
 
     def measure(self, local: LocalRound) -> None:
         measured: _Measured = local.scratch[self.name]

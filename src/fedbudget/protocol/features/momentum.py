@@ -102,22 +102,20 @@ class Momentum(Feature):
         part = local.broadcast.by_kind.get(MomentumPart)
         if part is None:
             return
-        before = self._before(local)
-        if before is None:
-            assert local.last is not None
-            assert local.last.start is not None
-            local.start = local.last.start
+        last = local.last
+        if last is None or local.missed:
+            before = self._missed(local)
+        elif isinstance(last.broadcast, FinalRound) and last.start is not None:
+            local.start = last.start  # the run was extended after its final round
             return
+        else:
+            before = last.broadcast.w
         local.memories[self.name] = MomentumMemory(before)
         w = local.broadcast.w
         local.start = extrapolated(w, before, part.share, local.statistics)
 
-    def _before(self, local: LocalRound) -> Float32 | None:
-        """Return the previous w; None if the last round was final, and `start` stays."""
-        last = local.last
-        if last is not None and not local.missed:
-            # A final round is followed by another if the run was extended.
-            return None if isinstance(last.broadcast, FinalRound) else last.broadcast.w
+    def _missed(self, local: LocalRound) -> Float32:
+        """Return the previous w of nodes that missed a round."""
         catch_up = local.broadcast.catch_up
         missed = None if catch_up is None else catch_up.part(MomentumCatchUp)
         if missed is None:

@@ -112,6 +112,12 @@ class Work(RoundPart):
             raise ValueError(f"updates are {self.updates}, effectively {self.effective}")
 
 
+def most_updates(broadcast: Broadcast) -> int:
+    """Largest number of local updates of a node."""
+    work: Work | None = broadcast.by_kind.get(Work)
+    return broadcast.steps if work is None else work.most
+
+
 def updates_of(broadcast: Broadcast, nodes: Int64) -> Int64:
     """Local updates of each of these nodes in a round to all nodes, [n]."""
     work = broadcast.by_kind.get(Work)
