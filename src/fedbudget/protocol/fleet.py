@@ -171,7 +171,11 @@ class Fleet:
             best = local.best if "best_losses" in broadcast.report.numbers else None
         if isinstance(broadcast, LocalUpdates):
             descent = self._descend(local, best)
-            self.sent, local.w = self.sent.next(broadcast.compress, descent.w, broadcast.w)
+            local.w = descent.w
+            if broadcast.compress != "none" or self.sent.vectors:
+                self.sent, local.w = self.sent.next(
+                    broadcast.compress, descent.w, broadcast.w
+                )
             local.losses = descent.losses
             local.best_losses = descent.best_losses
             local.gradients = descent.gradients
@@ -234,7 +238,12 @@ class Fleet:
         last = self.state
         if last is not None and self._compacted:
             last = self._expanded(last)
-        missed = _missed(broadcast, last)
+        missed = last is None or broadcast.round != last.broadcast.round + 1
+        if last is not None and missed and broadcast.catch_up is None:
+            raise PeerError(
+                f"round {broadcast.round} after round {last.broadcast.round}, "
+                "without a catch-up"
+            )
         best, best_known = self._follow_best(broadcast, last, missed)
         local = LocalRound(
             broadcast,
@@ -355,14 +364,3 @@ class Fleet:
             best_known=local.best_losses if self.sampler.batch is None else None,
             memories=local.memories,
         )
-
-
-def _missed(broadcast: Broadcast, last: FleetState | None) -> bool:
-    """Whether the nodes missed the previous round."""
-    if last is None:
-        return True
-    number = last.broadcast.round
-    missed = broadcast.round != number + 1
-    if missed and broadcast.catch_up is None:
-        raise PeerError(f"round {broadcast.round} after round {number}, without a catch-up")
-    return missed

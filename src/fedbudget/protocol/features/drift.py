@@ -465,7 +465,8 @@ class DriftCorrection(Feature):
         if part is None or correction is None:
             return None
         shift = correction.used(part)
-        local.scratch[self.name] = shift
+        if "gradients" in local.broadcast.report.vectors:  # reported without the shift
+            local.scratch[self.name] = shift
         return shift
 
     def end(self, local: LocalRound) -> None:

@@ -180,7 +180,7 @@ class NodePrivacy(Feature):
       own_steps: whether nodes use their own step sizes η_i = 1/β̂_i in every update.
     """
 
-    name: ClassVar[str] = "privacy"
+    name: ClassVar[str] = "private"
     types: ClassVar[tuple[type, ...]] = (PrivacyState,)
     kinds: ClassVar[tuple[type[Broadcast], ...]] = (NormRound, PrivateRound)
     own_steps: bool = False

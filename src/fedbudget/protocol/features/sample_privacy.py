@@ -220,7 +220,7 @@ def _chosen(taus: Int64, rounds: Float64, progress: SampleProgress) -> int:
 class SamplePrivacy(Feature):
     """Local updates of nodes whose samples are protected."""
 
-    name: ClassVar[str] = "privacy"
+    name: ClassVar[str] = "private"
     types: ClassVar[tuple[type, ...]] = (PrivacyState,)
     kinds: ClassVar[tuple[type[Broadcast], ...]] = (SampleNormRound, SampleRound)
 
