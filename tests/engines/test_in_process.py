@@ -383,7 +383,7 @@ def group_broadcast(number: int) -> Broadcast:
     return TrainRound(
         round=number,
         w=w,
-        report=report_layout(GROUP_FEATURES, number),
+        report=report_layout(GROUP_FEATURES, number == 1),
         tau=2,
         eta=0.05,
         effective=2,

@@ -211,7 +211,7 @@ USUAL: dict[str, float] = {
 }
 
 
-GROUPS = [DriftCorrection().reported(3), EstimateSlopes().reported(3)]
+GROUPS = [DriftCorrection().reported(False), EstimateSlopes().reported(False)]
 
 
 def figures(

@@ -54,7 +54,7 @@ def make_broadcast(
     return TrainRound(
         round=round,
         w=w,
-        report=report_layout(features, round),
+        report=report_layout(tuple(features), round == 1),
         tau=tau,
         eta=0.1,
         effective=tau,

@@ -220,13 +220,13 @@ class TestLayout:
             given.require_answers(train_round())
 
     def test_layout_without_features(self) -> None:
-        assert report_layout((), 1) == ReportLayout(("losses", "best_losses"), ("w",))
+        assert report_layout((), True) == ReportLayout(("losses", "best_losses"), ("w",))
 
 
 KINDS: list[tuple[type[Broadcast], dict[str, Any], type[Report], tuple[str, ...], int]] = [
     (
         TrainRound,
-        {"tau": 7, "eta": 0.1, "effective": 5.0, "report": report_layout((), 1)},
+        {"tau": 7, "eta": 0.1, "effective": 5.0, "report": report_layout((), True)},
         TrainReport,
         ("losses", "best_losses", "w"),
         7,

@@ -325,9 +325,9 @@ class TestFeatures:
             delta="gradient" if gradient else "parameters",
         )
         drift = ("losses", "best_losses", "plain", "corrected", "lasting", "shifted")
-        first = report_layout(method.features, 1)
+        first = report_layout(method.features, True)
         assert first == ReportLayout(drift, ("w",))
-        later = report_layout(method.features, 2)
+        later = report_layout(method.features, False)
         assert later.numbers == (*drift, "rho", "beta")
         assert later.optional == ("rho", "beta")
         assert later.vectors == (("w", "gradients") if gradient else ("w",))

@@ -38,7 +38,6 @@ from fedbudget.protocol.messages import (
     CatchUp,
     FinalRound,
     PeerError,
-    ReportLayout,
     TrainReport,
     TrainRound,
 )
@@ -241,8 +240,6 @@ ZEROS = np.zeros(3, np.float32)
         {"effective": 2.5},
         {"effective": math.nan},
         {"best": 1},
-        {"report": ReportLayout()},
-        {"report": ReportLayout(("losses", "best_losses"), ("w",))},
         {"parts": ()},
         {"parts": (DriftPart(True, -0.1),)},
         {"parts": (DriftPart(True, 1.1),)},
@@ -271,7 +268,6 @@ def test_invalid_broadcast_values_are_refused(other: dict[str, Any]) -> None:
         (2, 3),
         (2, -1),
         (2, 1),
-        (3, [["losses"], ["w"], []]),
         (5, None),
         (5, []),
         (5, [["NoSuchPart", 1]]),
@@ -287,6 +283,15 @@ def test_vectors_must_match_fields(place: int, value: Any) -> None:
     values[place] = value
     with pytest.raises(PeerError):
         decoded_broadcast(with_field(MESSAGE, "broadcast", msgspec.msgpack.encode(values)))
+
+
+def test_task_decides_what_is_reported() -> None:
+    """A broadcast cannot request other reports than the task."""
+    broadcast = msgspec.msgpack.decode(unpack(MESSAGE).header)[-1]
+    values = msgspec.msgpack.decode(broadcast)
+    values[3] = [["losses"], ["w"], []]
+    changed = with_field(MESSAGE, "broadcast", msgspec.msgpack.encode(values))
+    assert decoded_broadcast(changed).report == decoded_broadcast(MESSAGE).report
 
 
 def test_overflowing_difference_is_refused() -> None:

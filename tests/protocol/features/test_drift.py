@@ -81,7 +81,7 @@ def first_round(w: Float32, *, partly: bool = False) -> TrainRound:
     return TrainRound(
         round=1,
         w=w,
-        report=report_layout([DriftCorrection(partly)], 1),
+        report=report_layout((DriftCorrection(partly),), True),
         tau=2,
         eta=0.1,
         effective=2,

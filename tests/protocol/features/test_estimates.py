@@ -27,7 +27,9 @@ from support.hand_made import FIRST, ONE, as_train, last, make, report, with_val
 from support.methods import bits
 from support.problems import MODELS, problem, run_rounds
 
-THIRD = replace(FIRST, round=3, report=report_layout([EstimateSlopes(gradient=True)], 3))
+THIRD = replace(
+    FIRST, round=3, report=report_layout((EstimateSlopes(gradient=True),), False)
+)
 
 
 class TestEstimates:
@@ -223,14 +225,16 @@ def test_fleet_gathers_for_small_batches(batch: int, curvature: bool) -> None:
     first = TrainRound(
         round=1,
         w=case.start(1),
-        report=report_layout(features, 1),
+        report=report_layout(tuple(features), True),
         tau=2,
         eta=0.1,
         effective=2,
     )
     fleet.answer(first)
     sampler = fleet.sampler.fork()
-    second = replace(first, round=2, w=case.start(2), report=report_layout(features, 2))
+    second = replace(
+        first, round=2, w=case.start(2), report=report_layout(tuple(features), False)
+    )
     report = fleet.answer(second)
     assert isinstance(report, TrainReport)
     if curvature and mini_batches(batch) > 1:
@@ -257,7 +261,7 @@ class TestCurvature:
         return TrainRound(
             round=round,
             w=w,
-            report=report_layout([feature], round),
+            report=report_layout((feature,), round == 1),
             tau=tau,
             eta=0.1,
             effective=tau,

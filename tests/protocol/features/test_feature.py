@@ -248,7 +248,7 @@ def test_feature_is_built_from_settings() -> None:
     assert settings.build() == Leash(0.25)
     with pytest.raises(PeerError, match="uses the feature Idle, which is not known here"):
         FeatureSettings.of(Idle()).build()
-    with pytest.raises(PeerError, match="the feature Leash cannot be used"):
+    with pytest.raises(PeerError, match="the feature Leash has no option longer"):
         FeatureSettings("Leash", {"longer": 1.0}).build()
 
 

@@ -44,7 +44,7 @@ def make_round(number: int, *, share: float | None = SHARE) -> TrainRound:
     return TrainRound(
         round=number,
         w=W[number - 1],
-        report=report_layout((), number),
+        report=report_layout((), number == 1),
         tau=TAU,
         eta=ETA,
         effective=TAU,

@@ -22,7 +22,7 @@ from support.problems import MODELS, LocalGradient, problem, run_rounds
 def round_of(w: Float32, eta: float) -> TrainRound:
     """A round of four updates."""
     return TrainRound(
-        round=1, w=w, report=report_layout((), 1), tau=4, eta=eta, effective=4
+        round=1, w=w, report=report_layout((), True), tau=4, eta=eta, effective=4
     )
 
 

@@ -184,7 +184,9 @@ def test_sample_loss_is_at_most_rho(tau: int, rho: float, sizes: list[int]) -> N
 def test_no_noise_is_gradient_descent() -> None:
     private = svm_fleet([9, 4], None, NoNoise()).answer(broadcast_of(3, clip=1e6))
     plain = Fleet(SquaredSvm(FEATURES), shards_of([9, 4]), batch=None, seed=0).answer(
-        TrainRound(round=1, w=W, report=report_layout((), 1), tau=3, eta=0.1, effective=3)
+        TrainRound(
+            round=1, w=W, report=report_layout((), True), tau=3, eta=0.1, effective=3
+        )
     )
     assert private.vectors["w"] == pytest.approx(plain.vectors["w"], abs=1e-6)
 
@@ -425,7 +427,7 @@ def test_first_round_sets_the_clip() -> None:
     second = run.receive(answer(first, 500, octaves=3.0), run.ledger.costs)
     assert isinstance(second, SampleRound)
     assert second.clip == CLIP * 8
-    state = run.state.states["privacy"]
+    state = run.state.states["private"]
     assert state == PrivacyState(second.clip, second.rho, samples=500)
     assert not second.w.any()
     assert second.eta * second.clip * 8 <= 1 + 1e-9

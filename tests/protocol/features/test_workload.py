@@ -65,7 +65,7 @@ def round_with(work: Work, tau: int, w: Float32, number: int = 1) -> TrainRound:
     return TrainRound(
         round=number,
         w=w,
-        report=report_layout((), number),
+        report=report_layout((), number == 1),
         tau=tau,
         eta=0.1,
         effective=work.effective,

@@ -16,7 +16,6 @@ from fedbudget.data.tables import Layout
 from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.task import LONG_NAME, MOST_READINGS, SamplesDescription, Task
 from fedbudget.protocol.features.drift import DriftCatchUp, DriftPart
-from fedbudget.protocol.features.feature import require_kind
 from fedbudget.protocol.features.workload import Work
 from fedbudget.protocol.messages import (
     LocalUpdates,
@@ -56,7 +55,6 @@ def check_request(request: RoundRequest, task: Task) -> None:
     broadcast = request.broadcast
     if not 1 <= broadcast.round < 2**31 or not request.base_round < broadcast.round:
         raise PeerError(f"round {broadcast.round} after round {request.base_round}")
-    require_kind(task.built_features, broadcast)
     steps = broadcast.steps
     if not 1 <= steps <= task.tau_max:
         raise PeerError(f"tau is {steps}; the task allows {task.tau_max}")

@@ -152,7 +152,11 @@ class Task:
     @cached_property
     def built_features(self) -> tuple[Feature, ...]:
         """The features; raises `PeerError` for one that this process does not know."""
-        return tuple(settings.build() for settings in self.features)
+        built = tuple(settings.build() for settings in self.features)
+        names = [feature.name for feature in built]
+        if len(set(names)) < len(names):
+            raise PeerError(f"two features have the same name: {', '.join(names)}")
+        return built
 
     @property
     def title(self) -> str:

@@ -52,8 +52,18 @@ from fedbudget.engines.remote.task import Task
 from fedbudget.errors import UserError
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.features import compression
-from fedbudget.protocol.features.feature import registered_features, wire_types
-from fedbudget.protocol.messages import Broadcast, Kind, PeerError, Report
+from fedbudget.protocol.features.feature import (
+    expected_layout,
+    registered_features,
+    wire_types,
+)
+from fedbudget.protocol.messages import (
+    Broadcast,
+    Kind,
+    PeerError,
+    Report,
+    ReportLayout,
+)
 from fedbudget.resources.resource import Usage
 from fedbudget.secure import messages as masking
 
@@ -73,6 +83,7 @@ _MOST_VECTORS = 8
 _MOST_NUMBERS = 1000
 _BYTES_OF_UPDATES = 9
 _encoded_size = lru_cache(compression.encoded_size)
+_NOT_SENT = ReportLayout()
 _SAME_VERSION = "install the same fedbudget on both sides"
 
 
@@ -205,9 +216,10 @@ def pack_broadcast(
       differences: vectors of the broadcast with their compressed differences, to the w of
         these nodes and to the new w. Vectors without a difference are sent unchanged.
     """
-    if not catch_up and broadcast.catch_up is not None:
-        broadcast = replace(broadcast, catch_up=None)
-    header, arrays = _broadcast_codec(registered_features()).encode(broadcast)
+    missed = broadcast.catch_up if catch_up else None
+    # Nodes know the layout of the report from the task.
+    sent_broadcast = replace(broadcast, catch_up=missed, report=_NOT_SENT)
+    header, arrays = _broadcast_codec(registered_features()).encode(sent_broadcast)
     vectors: list[Bytes] = [compression.raw(array) for array in arrays]
     places = []
     for held, difference in differences:
@@ -353,7 +365,8 @@ class EncodedBroadcast:
             broadcast = codec.decode(sent.broadcast, arrays)
         except ValueError as error:
             raise PeerError(f"a broadcast cannot be read: {error}") from None
-        request = RoundRequest(broadcast, sent.base_round)
+        layout = expected_layout(self.task.built_features, broadcast)
+        request = RoundRequest(replace(broadcast, report=layout), sent.base_round)
         checks.check_request(request, self.task)
         return request
 

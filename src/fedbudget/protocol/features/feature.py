@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.budget.control import ControlInputs, Decision
 from fedbudget.data.sampling import BatchIndices, Sampler, SamplerState
@@ -467,8 +469,11 @@ class FeatureSettings:
                 f"the run uses the feature {self.kind}, which is not known here: import "
                 "the file that defines it before you join"
             )
+        known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+        if unknown := sorted(self.options.keys() - known):
+            raise PeerError(f"the feature {self.kind} has no option {', '.join(unknown)}")
         try:
-            return kind(**self.options)
+            return msgspec.convert(dict(self.options), kind)
         except (TypeError, ValueError) as error:
             raise PeerError(f"the feature {self.kind} cannot be used: {error}") from None
 
@@ -506,17 +511,18 @@ def defining(features: Sequence[Feature], method: str) -> list[Feature]:
     return [each for each in features if getattr(type(each), method) is not default]
 
 
-def require_kind(features: tuple[Feature, ...], broadcast: Broadcast) -> None:
-    """Raise PeerError for a round that a run with these features does not have."""
+def expected_layout(features: tuple[Feature, ...], broadcast: Broadcast) -> ReportLayout:
+    """Return what the report of a broadcast has.
+
+    Raises:
+      PeerError: a run with these features has no such round.
+    """
     kinds = [kind for feature in features for kind in feature.kinds]
-    if isinstance(broadcast, TrainRound):
-        layout = report_layout(features, broadcast.round == 1)
-    else:
-        layout = default_layout(type(broadcast))
     if not isinstance(broadcast, tuple(kinds) or (TrainRound, FinalRound)):
         raise PeerError(f"{type(broadcast).__name__} is no round of this run")
-    if broadcast.report != layout:
-        raise PeerError("a broadcast that requests other reports than the task")
+    if isinstance(broadcast, TrainRound):
+        return report_layout(features, broadcast.round == 1)
+    return default_layout(type(broadcast))
 
 
 def trial_rounds(features: Sequence[Feature], w: Float32, eta: float) -> list[Broadcast]:
