@@ -134,7 +134,7 @@ def _messages(case: "Case") -> tuple[list[bytes], list[bytes]]:
         nodes=np.arange(1),
         sizes=np.full(1, 4),
         numbers={name: np.full(1, 0.5) for name in layout.numbers},
-        vectors={name: w[None] for name in layout.vectors},
+        vectors=dict.fromkeys(layout.vectors, w[None]),
     )
     costs = Usage({"time": Reading(1e-4, 1e-3)})
     packed = pack_broadcast(broadcast, base_round=8, catch_up=False)

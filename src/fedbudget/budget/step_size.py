@@ -255,7 +255,7 @@ class SearchedStep:
     default method's step size.
 
     In the first round every node searches for the smoothness of its own loss
-    (protocol/features/estimates.py) and makes its updates with its own η_i. Then η = 1 / mean_i
+    (features/estimates.py) and makes its updates with its own η_i. Then η = 1 / mean_i
     β̂_i, because the mean loss is at most as steep as the mean β̂_i. After each further
     round
 

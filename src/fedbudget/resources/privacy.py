@@ -1,6 +1,6 @@
 """Privacy: ε of (ε, δ)-differential privacy, over all results that a run publishes.
 
-Every published aggregation is a Gaussian mechanism (features/node_privacy.py). The ε of several
+Every published aggregation is a Gaussian mechanism (node_privacy.py). The ε of several
 mechanisms do not add up. Their ρ of zero-concentrated differential privacy do (Bun and
 Steinke 2016): ρ = 1/(2σ²) for noise of σ times the sensitivity. So the ledger holds ρ, and
 the user sees ε. Local updates cost nothing.

@@ -353,20 +353,15 @@ def test_invalid_broadcasts_are_reported(
     [
         ({"model": "no-such-model"}, "unknown model"),
         ({"parameters": 7}, "7 at the aggregator"),
+        (
+            {"features": (FeatureSettings("NoSuchFeature", {}),)},
+            "uses the feature NoSuchFeature, which is not known here: import",
+        ),
     ],
 )
 def test_impossible_task_stops_node(other: dict[str, Any], reason: str) -> None:
     with pytest.raises(RefusedByAggregator, match=reason):
         asyncio.run(run_against([welcome(**other)]))
-
-
-def test_unknown_feature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node tries again: its file with the feature may have been forgotten."""
-    monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.001)
-    unknown = welcome(features=(FeatureSettings("NoSuchFeature", {}),))
-    notices = asyncio.run(run_against([unknown], pack(Farewell("over"))))
-    reason = "the run uses the feature NoSuchFeature, which is not known here: import"
-    assert any(reason in text for text in notices)
 
 
 def test_private_run_has_no_training_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welco
 from fedbudget.engines.remote.node_data import NodeData, describe_own
 from fedbudget.engines.remote.node_limits import NodeLimits, PrivacyAccount
 from fedbudget.engines.remote.task import Task, rounds_ahead
-from fedbudget.errors import as_user_error
+from fedbudget.errors import UserError, as_user_error
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.base import Model, require_fit
 from fedbudget.protocol.features.feature import FleetState, trial_rounds
@@ -152,6 +152,10 @@ class Worker:
 
     def _accept_new(self, welcome: Welcome) -> None:
         task = welcome.task
+        try:
+            task.built_features  # noqa: B018
+        except PeerError as error:
+            raise UserError(str(error)) from None  # another attempt would not help
         self.limits.require_task(task, min(map(len, self.node_data.rows)))
         if self.account is not None:
             self.account.require_private(task)
