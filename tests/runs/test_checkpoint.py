@@ -405,6 +405,12 @@ class TestHostileFile:
         plain["state"]["states"]["drift"]["coming"][name] = value
         self.load(tmp_path, tensors, json.dumps(plain))
 
+    @pytest.mark.parametrize("states", [{}, {"drift": ESTIMATES, "estimates": ESTIMATES}])
+    def test_states_must_match_features(self, tmp_path: Path, states: Any) -> None:
+        replace(EXAMPLE, state=example(states=states)).save(tmp_path)
+        with pytest.raises(UserError, match="the state of DriftCorrection is missing"):
+            Checkpoint.load(tmp_path, FRUGAL)
+
     @pytest.mark.parametrize(
         "value", [[1, 2, 3], {"rho": -1.0, "beta": 1.0, "delta": 1.0}, {"rho": 1.0}]
     )

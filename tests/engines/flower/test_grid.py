@@ -20,9 +20,9 @@ from fedbudget.errors import WorkError
 from fedbudget.launch.inputs import batch_of
 from fedbudget.launch.method import build_meters
 from fedbudget.launch.simulate import simulate
-from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.state import Outcome
 from fedbudget.resources.resource import Usage
 from fedbudget.runs.folder import Run
 from fedbudget.settings.settings import Settings

@@ -15,8 +15,9 @@ from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import Answer, Ready
 from fedbudget.engines.remote.round import PendingRound
 from fedbudget.engines.remote.wire import pack, read_ready, unpack
-from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.protocol.state import Outcome
 from fedbudget.resources import within
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Metering, Reading, Usage

@@ -32,9 +32,10 @@ from fedbudget.launch.prepared import attendance
 from fedbudget.launch.serve import serving
 from fedbudget.launch.simulate import simulate
 from fedbudget.models.base import loss_over
-from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.messages import FinalRound, TrainRound
+from fedbudget.protocol.state import Outcome
 from fedbudget.resources.kinds import SGD, SimulatedTime
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Metering, Reading, Usage

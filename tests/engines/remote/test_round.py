@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.engines.remote.members import Members
-from fedbudget.engines.remote.messages import Answer, MaskedAnswer
+from fedbudget.engines.remote.messages import Answer, MaskedAnswer, MemberAnswer
 from fedbudget.engines.remote.round import FAILURES, CollectedRound, NextStep, PendingRound
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.state import updated
@@ -343,7 +343,7 @@ EVALUATING_NODES = [
 
 
 def collected_from(nodes: list[Usage], tally_bytes: int = 0) -> CollectedRound:
-    answers = [
+    answers: list[MemberAnswer] = [
         Answer(answer("a").report, usage, tally_bytes=tally_bytes if index == 0 else 0)
         for index, usage in enumerate(nodes)
     ]

@@ -16,10 +16,19 @@ from fedbudget.engines.remote.messages import RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import Task, agree, rounds_ahead
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.protocol.aggregator import Aggregator, Outcome
-from fedbudget.protocol.features.compression import Kind, decode
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.features.compression import decode
 from fedbudget.protocol.features.drift import DriftPart
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report, RoundPart
+from fedbudget.protocol.messages import (
+    Broadcast,
+    Kind,
+    LocalError,
+    PeerError,
+    Report,
+    RoundPart,
+    TrainRound,
+)
+from fedbudget.protocol.state import Outcome
 from fedbudget.resources.rapl import Rapl
 from fedbudget.resources.resource import Reading
 from support.messages import settings_of
@@ -50,19 +59,19 @@ def started_worker(
     return work
 
 
-def broadcasts(method: str = "frugal", rounds: int = 6) -> list[Broadcast]:
+def broadcasts(method: str = "frugal", rounds: int = 6) -> list[TrainRound]:
     """The broadcasts of a run with this node alone."""
     ours, fleet = aggregator(method), node_data(0).fleet(task(method, batch=5), [0])
     broadcast: Broadcast | Outcome = ours.start()
     result = []
     for _ in range(rounds):
-        assert isinstance(broadcast, Broadcast)
+        assert isinstance(broadcast, TrainRound)
         result.append(broadcast)
         broadcast = ours.receive(fleet.answer(broadcast), CHEAP)
     return result
 
 
-def answers(work: Worker, broadcast: list[Broadcast]) -> list[Report]:
+def answers(work: Worker, broadcast: list[TrainRound]) -> list[Report]:
     return [work.answer(RoundRequest(each, each.round - 1)).report for each in broadcast]
 
 
@@ -330,7 +339,7 @@ def wide_task(method: str, data: list[NodeData], parameters: int) -> Task:
     )
 
 
-def wide_broadcasts(method: str, parameters: int) -> tuple[list[Broadcast], list[Report]]:
+def wide_broadcasts(method: str, parameters: int) -> tuple[list[TrainRound], list[Report]]:
     """The broadcasts of a run with two nodes, and the first node's reports."""
     data = wide_shards(parameters)
     fleets = [
