@@ -138,6 +138,7 @@ class RoundEngine(Engine):
         if self.nodes.remote:
             self.checkpoint_interval = 0.0
         self._shortened: Counter[int] = Counter()  # shortened updates by node number
+        self._warned: set[int] = set()  # numbers of nodes with outliers
 
     def run(
         self,
@@ -197,6 +198,8 @@ class RoundEngine(Engine):
             record = completed_record(aggregator.last, collected)
             if record.shortened:
                 self._warn_shortened(record.shortened)
+            if record.outliers:
+                self._warn_outliers(record.outliers)
             last = record, broadcast.w
         if last is not None:
             observe(*last)
@@ -247,6 +250,18 @@ class RoundEngine(Engine):
                 _LOG.warning(
                     "%s's updates are far longer than those of most, and are cut to length",
                     node.name,
+                )
+
+    def _warn_outliers(self, outliers: Mapping[int, tuple[str, ...]]) -> None:
+        """Warn once about each node with numbers far from those of other nodes."""
+        new = outliers.keys() - self._warned
+        self._warned |= new
+        for node in self.nodes.node_statuses() if new else ():
+            for number in new & set(node.numbers):
+                _LOG.warning(
+                    "%s reported outliers in %s; they are capped or left out",
+                    node.name,
+                    ", ".join(outliers[number]),
                 )
 
     def wake(self) -> None:
