@@ -8,10 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+import numpy as np
 
 import fedbudget.models.compiled.rows  # noqa: F401 (nodes would import it in several threads at once)
 from fedbudget.data.dataset import Dataset
@@ -103,6 +105,7 @@ def train_with_liar(
     honest: int = 2,
     wait_for: int | None = None,
     first: bool = False,
+    liar_nodes: int = 1,
     **settings: Any,
 ) -> Result:
     """Train with honest nodes, and with a liar unless `lies` is None.
@@ -111,6 +114,7 @@ def train_with_liar(
       honest: number of honest nodes.
       wait_for: number of nodes before the first round; all by default.
       first: whether the liar joins first.
+      liar_nodes: number of nodes that the liar's process simulates.
       settings: settings of the run.
     """
     known: dict[str, Any] = {
@@ -123,7 +127,9 @@ def train_with_liar(
     nodes: list[Future[Any]] = []
     workers = {f"n{each}": Worker(node_share(each)) for each in range(1, honest + 1)}
     if lies is not None:
-        liar = {"liar": LyingWorker(node_share(3), lies)}
+        own = node_share(3)
+        own = replace(own, rows=np.array_split(own.rows[0], liar_nodes))
+        liar = {"liar": LyingWorker(own, lies)}
         workers = liar | workers if first else workers | liar
     # All nodes share one loop, so none may compute in it.
     with event_loop() as loop, patch.object(node_module, "_QUICK", 0.0):

@@ -222,17 +222,18 @@ def train_with_absences(
       present: the nodes that take part in each round.
     """
     plan = simulate(settings, overrides)
+    assert plan.aggregator is not None
     fleets = [
         Fleet(
             plan.model,
             plan.shards.only([node]),
             batch=batch_of(plan.settings),
             seed=settings.seed,
+            features=plan.aggregator.method.features,
             numbers=[node],
         )
         for node in range(len(plan.shards))
     ]
-    assert plan.aggregator is not None
     attendance = (np.isin(range(len(fleets)), nodes) for nodes in present)
     nodes = InProcessNodes(fleets, plan.meters.counters(), attendance)
     engine = RoundEngine(plan.aggregator, nodes, plan.meters)

@@ -24,16 +24,19 @@ def alone() -> Result:
 
 
 def reporting(**lies: float) -> Lies:
-    """Replace these fields of every report by constants."""
+    """Replace these numbers and vectors of every report by constants."""
+
+    def made_up(known: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: np.full_like(values, lies[name]) if name in lies else values
+            for name, values in known.items()
+        }
 
     def answer(honest: Answer, request: RoundRequest) -> Answer:
-        known = {name: getattr(honest.report, name) for name in lies}
-        made_up = {
-            name: np.full_like(known[name], lie)
-            for name, lie in lies.items()
-            if known[name] is not None
-        }
-        return replace(honest, report=replace(honest.report, **made_up))
+        report = honest.report
+        numbers = made_up(report.numbers)
+        vectors = made_up(report.vectors)
+        return replace(honest, report=replace(report, numbers=numbers, vectors=vectors))
 
     return Lies(answer=answer)
 
@@ -45,12 +48,10 @@ def moving(
 
     def answer(honest: Answer, request: RoundRequest) -> Answer:
         report = honest.report
-        if report.w is None:
+        if "w" not in report.vectors:
             return honest
-        return replace(
-            honest,
-            report=replace(report, w=lie(request.broadcast.w, report.w).astype(np.float32)),
-        )
+        w = lie(request.broadcast.w, report.vectors["w"]).astype(np.float32)
+        return replace(honest, report=replace(report, vectors={**report.vectors, "w": w}))
 
     return Lies(hello=hello, answer=answer)
 
@@ -122,6 +123,16 @@ def test_false_reports(
     assert warning in caplog.text
     # `lasting` is a quotient of small numbers and can be an outlier of an honest node.
     assert "n1" not in caplog.text.replace("n1 reported outliers in lasting", "")
+
+
+def test_one_warning_for_each_process(caplog: pytest.LogCaptureFixture) -> None:
+    """A process with several nodes cannot fill the log."""
+    with caplog.at_level(logging.WARNING):
+        train_with_liar(reporting(beta=9e11, losses=1e14), liar_nodes=5, rounds=3)
+    warnings = [each.getMessage() for each in caplog.records]
+    assert [each for each in warnings if "liar reported" in each] == [
+        "liar reported outliers in beta, losses; they are capped or left out"
+    ]
 
 
 def zero_with(samples: int) -> Lies:

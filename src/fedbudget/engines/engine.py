@@ -253,16 +253,18 @@ class RoundEngine(Engine):
                 )
 
     def _warn_outliers(self, outliers: Mapping[int, tuple[str, ...]]) -> None:
-        """Warn once about each node with numbers far from those of other nodes."""
+        """Warn once about each machine with numbers far from those of others."""
         new = outliers.keys() - self._warned
-        self._warned |= new
         for node in self.nodes.node_statuses() if new else ():
-            for number in new & set(node.numbers):
+            theirs = new & set(node.numbers)
+            if theirs and self._warned.isdisjoint(node.numbers):
+                names = {name for number in theirs for name in outliers[number]}
                 _LOG.warning(
                     "%s reported outliers in %s; they are capped or left out",
                     node.name,
-                    ", ".join(outliers[number]),
+                    ", ".join(sorted(names)),
                 )
+        self._warned |= new
 
     def wake(self) -> None:
         self.nodes.wake()
