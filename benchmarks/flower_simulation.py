@@ -36,7 +36,7 @@ from fedbudget.arrays import Float32
 from fedbudget.engines.engine import Engine, Observer
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
-from fedbudget.protocol.aggregator import Outcome, Round
+from fedbudget.protocol.state import Outcome, Round
 
 NODES = 50
 WARMING_UP = 2  # rounds that are not measured; the first loads the data

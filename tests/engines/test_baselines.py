@@ -18,7 +18,7 @@ from fedbudget.engines import baselines
 from fedbudget.errors import UserError
 from fedbudget.models import LinearRegression, SquaredSvm
 from fedbudget.models.base import Descent, Model, loss_over
-from fedbudget.protocol.aggregator import Outcome, Round
+from fedbudget.protocol.state import Outcome, Round
 from fedbudget.resources.energy import DeclaredEnergy
 from fedbudget.resources.kinds import DGD, SGD, Profile, SimulatedTime, WireBytes
 from fedbudget.resources.meters import Meters

@@ -24,6 +24,7 @@ from fedbudget.experiments.rivals import (
     published_rivals,
 )
 from fedbudget.launch.method import build_method
+from fedbudget.protocol.features.estimates import EstimateSlopes
 from fedbudget.protocol.update import Average, FedAdam, FedYogi, ServerMomentum
 from fedbudget.settings.settings import Settings
 from support.commands import run_command
@@ -77,7 +78,7 @@ class TestGrid:
         ]
         for method in first.values():
             assert (method.controller, method.step_size) == (FixedTau(4), FixedStep(0.003))
-            assert not method.request.estimate
+            assert not any(isinstance(each, EstimateSlopes) for each in method.features)
 
 
 class TestSeparateRuns:

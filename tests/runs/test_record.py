@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fedbudget.budget.budget import Budget, Costs, Ledger
 from fedbudget.budget.control import Estimates, Reason
-from fedbudget.protocol.aggregator import Round
 from fedbudget.protocol.features.drift import Divergence
+from fedbudget.protocol.state import Round
 from fedbudget.runs.record import RoundRecord, average_tau, update_weighted_tau
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

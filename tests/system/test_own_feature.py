@@ -102,7 +102,7 @@ def free_address() -> str:
 
 def distances(rounds: list[RoundRecord]) -> list[float]:
     """What the feature records: the mean distance of the nodes' updates."""
-    return [record.extra["distance"] for record in rounds]
+    return [record.extra["distance"] for record in rounds if record.extra is not None]
 
 
 def test_same_w_over_grpc(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ _OMITTED = (  # the wall clock differs each time; only some rounds have the othe
     "spread",
     "work",
     "private",
+    "extra",
 )
 COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
     "run": (
