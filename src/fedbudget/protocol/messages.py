@@ -50,9 +50,13 @@ class RoundPart:
 
     in_header: ClassVar[bool] = False
     once: ClassVar[bool] = False
-    """Whether it may have vectors that are used only once; see `remembered`."""
+    """Whether the class defines `remembered`."""
     addressed: ClassVar[bool] = False
-    """Whether nodes receive different parts; see `to`."""
+    """Whether the class defines `to`."""
+
+    def __init_subclass__(cls) -> None:
+        cls.once = cls.remembered is not RoundPart.remembered
+        cls.addressed = cls.to is not RoundPart.to
 
     def to(self, nodes: Int64) -> Self:
         """Return the part as sent to the nodes with these numbers."""

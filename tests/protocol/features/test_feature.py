@@ -260,6 +260,9 @@ def test_types_of_registered_features() -> None:
 
 
 def test_registered_name_is_taken() -> None:
-    taken = type("Leash", (Feature,), {"name": "other", "__module__": "elsewhere"})
+    members = {"name": "other", "__module__": "elsewhere"}
+    taken = dataclass(frozen=True)(type("Leash", (Feature,), members))
     with pytest.raises(ValueError, match="a feature named Leash exists already"):
         register_feature(taken)
+    with pytest.raises(ValueError, match="must be a frozen dataclass"):
+        register_feature(type("Loose", (Feature,), {"name": "loose"}))

@@ -101,7 +101,6 @@ class DriftPart(RoundPart):
       mean: the combined w_i of the previous round, [parameters], if it differs from w.
     """
 
-    once: ClassVar[bool] = True
     correct: bool
     share: float
     strength: float | None = None

@@ -484,6 +484,9 @@ def register_feature(kind: type[F]) -> type[F]:
     The aggregator's process and every node's process must have the class, because only its
     name and settings are sent.
     """
+    declared: Any = vars(kind).get("__dataclass_params__")
+    if declared is None or not declared.frozen:
+        raise ValueError(f"the feature {kind.__name__} must be a frozen dataclass")
     known = _REGISTERED.get(kind.__name__, kind)
     if known.__module__ != kind.__module__:
         raise ValueError(f"a feature named {kind.__name__} exists already")

@@ -89,7 +89,6 @@ class Work(RoundPart):
     """
 
     in_header: ClassVar[bool] = True
-    addressed: ClassVar[bool] = True
     effective: float
     most: int
     updates: tuple[int, ...]
