@@ -261,7 +261,7 @@ def test_types_of_registered_features() -> None:
 
 def test_registered_name_is_taken() -> None:
     members = {"name": "other", "__module__": "elsewhere"}
-    taken = dataclass(frozen=True)(type("Leash", (Feature,), members))
+    taken: type[Feature] = dataclass(frozen=True)(type("Leash", (Feature,), members))
     with pytest.raises(ValueError, match="a feature named Leash exists already"):
         register_feature(taken)
     with pytest.raises(ValueError, match="must be a frozen dataclass"):
