@@ -322,9 +322,10 @@ def cap_figures(
     Returns:
       the report with plausible numbers, and the names of outliers by node number.
     """
-    if not isinstance(report, LossReport) or len(set(peers.tolist())) < FEWEST:
+    distinct = sorted(set(peers.tolist()))
+    if not isinstance(report, LossReport) or len(distinct) < FEWEST:
         return report, {}
-    figures = _Figures(dict(report.numbers), peers)
+    figures = _Figures(dict(report.numbers), peers, distinct)
     _cap_losses(figures)
     for group in groups:
         names = [name for name in group.numbers if name in figures.numbers]
@@ -350,11 +351,13 @@ class _Figures:
     Args:
       numbers: by name, [n].
       peers: index of each node's peer, [n].
+      distinct: indices of all peers.
       outliers: names of replaced numbers by the index of a node.
     """
 
     numbers: dict[str, Float64]
     peers: Int64
+    distinct: Sequence[int]
     outliers: dict[int, set[str]] = field(default_factory=dict)
 
     def medians(self, name: str) -> list[float]:
@@ -362,11 +365,9 @@ class _Figures:
         return self.medians_of(self.numbers[name])
 
     def medians_of(self, values: Float64) -> list[float]:
-        peers = self.peers
-        distinct = np.unique(peers)
-        if len(distinct) == len(peers):
+        if len(self.distinct) == len(self.peers):  # every peer is one node
             return list(values.tolist())
-        parts = [values[peers == peer] for peer in distinct]
+        parts = [values[self.peers == peer] for peer in self.distinct]
         known = [part[np.isfinite(part)] for part in parts]
         return [float(np.median(part)) if len(part) else math.nan for part in known]
 

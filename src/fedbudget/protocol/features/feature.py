@@ -500,6 +500,11 @@ registered_features = _REGISTERED.__len__
 
 def wire_types() -> dict[type, tuple[type, ...]]:
     """Return the classes of messages and states that this process knows, by base class."""
+    return _wire_types(len(_REGISTERED))
+
+
+@lru_cache(4)
+def _wire_types(features: int) -> dict[type, tuple[type, ...]]:
     types = [each for kind in _REGISTERED.values() for each in kind.types]
     members: dict[type, tuple[type, ...]] = {
         base: tuple(dict.fromkeys(each for each in types if issubclass(each, base)))
