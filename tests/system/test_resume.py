@@ -274,9 +274,7 @@ def test_stopped_run_keeps_settings_and_costs(tmp_path: Path) -> None:
         assert "model is softmax there, and cannot become linear" in refused(
             run, "--model", "linear"
         )
-        assert "omit --out" in refused(
-            run, "--out", str(tmp_path / "elsewhere")
-        )
+        assert "omit --out" in refused(run, "--out", str(tmp_path / "elsewhere"))
         assert records(run) == before
 
         aggregator = start.serve("--resume", "run", "--model", "softmax", port=port)
