@@ -342,5 +342,9 @@ if __name__ == "__main__":
     }  # benchmarks with their own options
     if sys.argv[1:2] and sys.argv[1] in runs:
         runs[sys.argv[1]](sys.argv[2:])
+    elif unknown := [name for name in sys.argv[1:] if name not in SECTIONS]:
+        print(f"usage: python -m benchmarks [{' '.join(SECTIONS)}]")
+        print(f"   or: python -m benchmarks {{{','.join(runs)}}} [options]")
+        sys.exit(0 if unknown == ["--help"] else 2)
     else:
         main(sys.argv[1:])

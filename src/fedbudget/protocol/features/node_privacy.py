@@ -476,7 +476,8 @@ class PrivateAggregator(Aggregator):
         times: NodeTimes | None = None,
         peers: Int64 | None = None,
     ) -> Broadcast | Outcome:
-        broadcast = self._require_private(reports)
+        broadcast = self._require_pending(reports)
+        assert isinstance(broadcast, Private)
         payment = None  # noisy sums were paid for before they were opened
         if not isinstance(reports, NoisySums):
             assert isinstance(reports, NormReport)
@@ -520,10 +521,6 @@ class PrivateAggregator(Aggregator):
     def _rule(self) -> PrivateRule:
         assert self.method.private is not None
         return self.method.private
-
-    def _require_private(self, reports: "Report | Sums | NoisySums") -> Any:
-        """Return the private broadcast that the reports answer."""
-        return self._require_pending(reports)
 
     def _broadcast(self, state: _State) -> Broadcast:
         privacy = privacy_of(state)
@@ -610,7 +607,7 @@ class PrivateAggregator(Aggregator):
             )
         return coming
 
-    def _private_record(self, state: _State, broadcast: Any, nodes: int) -> Round:
+    def _private_record(self, state: _State, broadcast: Private, nodes: int) -> Round:
         own_steps = (
             isinstance(self._rule.feature, NodePrivacy) and self._rule.feature.own_steps
         )

@@ -96,6 +96,7 @@ from fedbudget.protocol.messages import (
     Broadcast,
     CatchUp,
     LocalError,
+    Private,
     Report,
     SampleNormReport,
     SampleNormRound,
@@ -348,7 +349,8 @@ class SampleAggregator(PrivateAggregator):
         times: NodeTimes | None = None,
         peers: Int64 | None = None,
     ) -> Broadcast | Outcome:
-        broadcast = self._require_private(reports)
+        broadcast = self._require_pending(reports)
+        assert isinstance(broadcast, Private)
         budget = self.ledger.budget
         assert isinstance(reports, Report)
         step = budget.without_privacy(costs.step)
