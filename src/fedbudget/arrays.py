@@ -12,7 +12,10 @@ Float64: TypeAlias = NDArray[np.float64]
 """Losses, costs, estimates: everything that is summed."""
 
 Int64: TypeAlias = NDArray[np.int64]
-"""Sizes and row numbers."""
+"""Sizes and node numbers."""
+
+Int32: TypeAlias = NDArray[np.int32]
+"""Row numbers of a table."""
 
 Samples: TypeAlias = NDArray[Any]
 """Data as stored: uint8, float32 or float64."""

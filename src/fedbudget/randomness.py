@@ -36,6 +36,7 @@ class Stream(IntEnum):
     ATTACK = 7
     PRIVACY = 8
     SAMPLE_PRIVACY = 9
+    VALIDATION = 10
 
 
 def generator(seed: int, stream: Stream, *part: int) -> np.random.Generator:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedbudget.arrays import Float32
 from fedbudget.evaluation.targets import Overfitting
@@ -21,8 +21,29 @@ _OPTIONAL = (
     "to_beat",
     "spread",
     "privacy_delta",
+    "validation_loss",
+    "validation_start",
+    "improved_round",
+    "sites",
 )
 """Figures that `to_json` omits if they are empty."""
+
+
+class SiteLoss(NamedTuple):
+    """Validation loss of a model at one node.
+
+    Args:
+      start: loss of w(0); None if it is not known.
+      loss: loss of the result.
+    """
+
+    start: float | None
+    loss: float
+
+    @property
+    def harmed(self) -> bool:
+        """Whether the model is worse for this node than w(0)."""
+        return self.start is not None and self.loss > self.start
 
 
 @dataclass(frozen=True)
@@ -44,14 +65,21 @@ class Result:
       sources: source of each amount: measured, estimated, declared or simulated.
       trial_seconds: duration of trial rounds before the clock of the budget started, if
         anything is measured; not part of `spent`.
-      stopped_by: a resource, `rounds`, `target`, `plateau`, `callback` or `interrupted`.
+      stopped_by: a resource, `rounds`, `target`, `plateau`, `callback`, `interrupted`, or
+        `validation` if the validation loss has stopped improving.
       note: which part of the dataset was used, if not all.
       run: folder of the run, if any.
       w: w^f, or the parameters kept instead, [parameters].
       model: the trained model with this w: `result.model.predict(x)`.
       rounds: a record of each round.
       until: the targets, and whether w has reached each.
-      kept_round: the round that started with the kept w; None if w is w^f.
+      kept_round: the round that started with w, if validation or test samples chose it;
+        None if w is w^f.
+      validation_loss, validation_start: loss of w and of w(0) on the rows that nodes held
+        out of the training; None without validation.
+      improved_round: the round that started with the last w whose validation loss was
+        significantly better than all before it.
+      sites: validation losses of each node by its name, if they are known.
       privacy_delta: δ of the ε in `spent`, for a private run, which reports no loss.
       overfitting: when the model began to overfit, if it clearly did.
     """
@@ -76,6 +104,10 @@ class Result:
     until: Mapping[str, bool] = field(default_factory=dict)
     kept_round: int | None = None
     overfitting: Overfitting | None = None
+    validation_loss: float | None = None
+    validation_start: float | None = None
+    improved_round: int | None = None
+    sites: Mapping[str, SiteLoss] = field(default_factory=dict)
     to_beat: Mapping[str, float] = field(default_factory=dict)
     spread: Mapping[str, float] = field(default_factory=dict)
     privacy_delta: float | None = None
@@ -86,6 +118,25 @@ class Result:
         return {
             name: max(0.0, limit - self.spent[name]) for name, limit in self.budget.items()
         }
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the model, each a sentence; empty if nothing is."""
+        found = []
+        first = self.validation_start
+        loss = self.validation_loss
+        if loss is not None and first is not None and not loss < first:
+            found.append(
+                "training did not help: no parameters have a lower validation loss than "
+                f"the initial ones, {first:.4g}"
+            )
+        for name, site in self.sites.items():
+            if site.harmed:
+                found.append(
+                    f"the model is worse than untrained for {name}: its validation loss is "
+                    f"{site.loss:.4g}, and {site.start:.4g} with the initial parameters"
+                )
+        return tuple(found)
 
     @property
     def update_weighted_tau(self) -> float:

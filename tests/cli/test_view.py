@@ -285,8 +285,10 @@ def test_troubled_nodes_come_first() -> None:
 def test_row_shows_largest_budget_share() -> None:
     record = execute(plan_of("time=2s")).rounds[0]
     record = replace(record, spent={"time": 1.0, "bytes": 3.0})
-    assert cells(record, {"time": 2.0, "bytes": 4.0})[-1] == "75%"
-    assert cells(replace(record, tau=0, rho=None), {"time": 2.0})[1] == ""
+    both = {"time": 2.0, "bytes": 4.0}
+    final = replace(record, tau=0, rho=None)
+    assert cells(record, both, validated=False)[-1] == "75%"
+    assert cells(final, {"time": 2.0}, validated=True)[1] == ""
 
 
 def test_log_has_no_preparation_notice(

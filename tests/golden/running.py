@@ -63,7 +63,7 @@ def run(cell: Cell, folder: Path) -> Hashes:
       folder: an empty folder. `records.jsonl` in it receives the hashed records.
     """
     out = folder / "run"
-    options = dict(cell.options)
+    options = {"validation": 0.0, **cell.options}
     if cell.own is not None:
         options |= cell.own(folder)
     with _quiet_environment(cell):

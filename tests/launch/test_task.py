@@ -92,5 +92,5 @@ def test_private_run_forbids_standardisation(tmp_path: Path) -> None:
         "switch --standardise off at nodes (--no-standardise)"
     )
     held = [from_file(path, standardise=False) for path in paths]
-    _, task, _ = agree_on_task(settings, method, [each.samples() for each in held])
+    _, _, task, _ = agree_on_task(settings, method, [each.samples() for each in held])
     assert task.built_features == (NodePrivacy(own_steps=True),)

@@ -288,6 +288,22 @@ class Ledger:
         """Whether another amount [M] fits into the budget."""
         return bool((self.spent + amount <= self.budget.array * (1 + _ROUNDING)).all())
 
+    def cost_in_updates(self, updates: int) -> float:
+        """Return the mean cost of a round relative to one local update.
+
+        For the resource of which the round takes the largest share of the budget.
+        """
+        mean = self.statistics.mean
+        whole = updates * mean.step + mean.aggregation
+        scarcest = int((whole / self.budget.array).argmax())
+        step = float(mean.step[scarcest])
+        return float(whole[scarcest]) / step if step > 0 else math.inf
+
+    def with_share(self, share: float) -> "Ledger":
+        """Return the ledger with a share of every limit, to plan an earlier end."""
+        limits = {name: share * limit for name, limit in self.budget.limits.items()}
+        return replace(self, budget=replace(self.budget, limits=limits))
+
     def nearest_limit(self, amount: Float64) -> str:
         """Return the resource nearest to its limit after another amount [M]."""
         nearest = int(np.argmax((self.spent + amount) / self.budget.array))

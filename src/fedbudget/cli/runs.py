@@ -193,7 +193,7 @@ def show(
         print(json.dumps(opened.summary or unfinished))
         return
 
-    from fedbudget.cli.view import LOSSES, PRIVACY, rounds_table
+    from fedbudget.cli.view import LOSSES, PRIVACY, VALIDATED, rounds_table
     from fedbudget.runs.text import run_title
 
     out = console()
@@ -208,7 +208,8 @@ def show(
         out.print(text, style="dim")
     out.print(rounds_table(records, limits))
     if PRIVACY not in limits:
-        out.print(LOSSES, style="dim")
+        validated = any(record.validation is not None for record in records)
+        out.print(VALIDATED if validated else LOSSES, style="dim")
     if opened.summary is None:
         out.print("the run has not finished")
     else:

@@ -29,7 +29,7 @@ from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.node_status import NodeStatus
 from fedbudget.resources import RESOURCES
-from fedbudget.result import Result
+from fedbudget.result import Result, SiteLoss
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.text import metrics_text, spread_text
 from fedbudget.trackers.tracker import Tracker
@@ -38,6 +38,10 @@ PRIVACY = "privacy"  # the resource of this name
 LOSSES = (
     "loss: latest parameters; loss wᶠ: best parameters so far; both on the round's "
     "samples, so both can rise"
+)
+VALIDATED = (
+    "loss: on training samples of the round; validation: on held-out training samples, "
+    "which choose the model; accuracy: on test samples"
 )
 _NOTICE_SECONDS = 1.0  # of preparation before a notice
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget
@@ -50,6 +54,7 @@ _WIDTHS = {
     "chosen by": 22,
     "loss": 8,
     "loss wᶠ": 8,
+    "validation": 10,
     "accuracy": 8,
     "ρ̂": 7,
     "β̂": 7,
@@ -58,7 +63,8 @@ _WIDTHS = {
     "spent": 6,
 }
 """All columns of a table of rounds, and their widths in a plain log."""
-_NOT_PRIVATE = ("loss", "loss wᶠ", "ρ̂", "β̂", "δ̂")  # not reported in a private run
+_NOT_PRIVATE = ("loss", "loss wᶠ", "validation", "ρ̂", "β̂", "δ̂")
+"""Columns that a private run does not report."""
 
 
 def make_run(
@@ -188,13 +194,20 @@ def print_result(result: Result, *, json: bool = False) -> None:
     if json:
         print(jsonlib.dumps(result.to_json()))
         return
+    for warning in result.warnings:
+        print(f"warning: {warning}")
     figures = [metrics_text(result.accuracy, result.metrics, result.to_beat)]
-    if not (math.isnan(result.loss) and result.privacy_delta):
+    if result.validation_loss is not None:
+        losses = f"training loss {result.loss:.4f}"
+        figures.insert(0, f"{losses}, validation loss {result.validation_loss:.4f}")
+    elif not (math.isnan(result.loss) and result.privacy_delta):
         figures.insert(0, f"loss {result.loss:.4f}")
     if any(figures):
         print(", ".join(filter(None, figures)))
     if result.spread:
         print(spread_text(result.spread, _test_metric(result)))
+    if len(result.sites) > 1:
+        print(_sites_text(result.sites))
     print(_work_text(result))
     if result.privacy_delta and result.rounds and result.rounds[-1].t == 0:
         print(
@@ -207,9 +220,10 @@ def print_result(result: Result, *, json: bool = False) -> None:
         advice = "; to keep the parameters from before, use --keep best-on-test"
         print(f"{result.overfitting}{advice if result.kept_round is None else ''}")
     if result.kept_round is not None and result.stopped_by != "target":
+        samples = "test" if result.validation_loss is None else "validation"
         print(
             f"kept: the parameters at the start of round {result.kept_round}, the best on "
-            "test samples"
+            f"{samples} samples"
         )
     if result.note:
         print(f"data: {result.note}")
@@ -221,10 +235,18 @@ def print_result(result: Result, *, json: bool = False) -> None:
     more = next_forecast(
         result.rounds, result.budget, {"loss": result.loss, "accuracy": result.accuracy}
     )
-    if more.loss is not None:
+    if more.loss is not None and result.stopped_by != "validation":
         print(f"loss with 50 % more budget: {interval_text(more.loss)}")
     if result.run is not None:
         print(f"run: {result.run}")
+
+
+def _sites_text(sites: Mapping[str, SiteLoss]) -> str:
+    """Return the best, the median and the worst node by validation loss."""
+    order = sorted(sites, key=lambda name: sites[name].loss)
+    shown = {"best": order[0], "median": order[len(order) // 2], "worst": order[-1]}
+    texts = [f"{word} {name} {sites[name].loss:.4f}" for word, name in shown.items()]
+    return f"validation loss of {len(order)} nodes: {', '.join(texts)}"
 
 
 def _test_metric(figures: Result | RoundRecord) -> str:
@@ -239,13 +261,23 @@ def _work_text(result: Result) -> str:
             f"per node, average τ {result.average_tau:.1f}"
         )
     end = result.stopped_by
+    if end == "validation":
+        return f"{work}\n{_validation_stop_text(result)}"
     return f"{work}; {end if end == 'interrupted' else f'stopped by {end}'}"
+
+
+def _validation_stop_text(result: Result) -> str:
+    share = max(result.spent[name] / limit for name, limit in result.budget.items())
+    return (
+        f"stopped after {100 * share:.0f} % of the budget: the validation loss has not "
+        f"improved significantly since round {result.improved_round}"
+    )
 
 
 def _spent_text(result: Result, name: str) -> str:
     show = RESOURCES[name].format
     text = f"{show(result.spent[name])} of {show(result.budget[name])} spent"
-    if result.stopped_by in ("target", "plateau"):
+    if result.stopped_by in ("target", "plateau", "validation"):
         text += f", {show(result.left[name])} left"
     elif result.overshoot[name]:
         text += f", {show(result.overshoot[name])} over"
@@ -255,19 +287,24 @@ def _spent_text(result: Result, name: str) -> str:
     return f"{name}: {text} ({source})"
 
 
-def headings(budget: Mapping[str, float]) -> tuple[str, ...]:
+def headings(budget: Mapping[str, float], *, validated: bool) -> tuple[str, ...]:
     """Return the headings of a table of rounds.
 
     A private run has a column for ε, and none for the figures that nodes do not report.
 
     Args:
       budget: limits by resource.
+      validated: whether nodes hold out rows; w^f is then not the result.
     """
-    hidden = _NOT_PRIVATE if PRIVACY in budget else ("ε",)
+    hidden: tuple[str, ...] = _NOT_PRIVATE
+    if PRIVACY not in budget:
+        hidden = ("ε", "loss wᶠ" if validated else "validation")
     return tuple(name for name in _WIDTHS if name not in hidden)
 
 
-def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
+def cells(
+    record: RoundRecord, budget: Mapping[str, float], *, validated: bool
+) -> tuple[str, ...]:
     """Return a round as a row of texts, one for each of the `headings`."""
     texts = {
         "round": str(record.round),
@@ -276,6 +313,7 @@ def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
         "chosen by": record.reason,
         "loss": decimals(record.loss),
         "loss wᶠ": decimals(record.best_loss),
+        "validation": decimals(record.validation),
         "accuracy": decimals(record.accuracy),
         "ρ̂": decimals(record.rho, ".3f"),
         "β̂": decimals(record.beta, ".3f"),
@@ -283,7 +321,7 @@ def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
         "ε": decimals(record.spent.get(PRIVACY), ".4g"),
         "spent": f"{_spent_share(record, budget):.0%}",
     }
-    return tuple(texts[name] for name in headings(budget))
+    return tuple(texts[name] for name in headings(budget, validated=validated))
 
 
 def _spent_share(record: RoundRecord, budget: Mapping[str, float]) -> float:
@@ -293,8 +331,10 @@ def _spent_share(record: RoundRecord, budget: Mapping[str, float]) -> float:
 
 def rounds_table(records: list[RoundRecord], budget: Mapping[str, float]) -> Table:
     """Return a table of rounds."""
-    rows = [cells(record, budget) for record in records]
-    return plain_table(headings(budget), rows, left=("chosen by",), no_wrap=True)
+    validated = any(record.validation is not None for record in records)
+    rows = [cells(record, budget, validated=validated) for record in records]
+    columns = headings(budget, validated=validated)
+    return plain_table(columns, rows, left=("chosen by",), no_wrap=True)
 
 
 class _LiveView:
@@ -304,6 +344,7 @@ class _LiveView:
         self._title = prepared.title
         self._node_statuses = prepared.engine.node_statuses
         self._budget = prepared.budget.limits
+        self._validates = prepared.validates
         self._records: list[RoundRecord] = []
         self._forecasts = LatestForecast()
         self._metrics = ""
@@ -325,7 +366,7 @@ class _LiveView:
             rounds_table(self._records[-_MAX_ROUNDS:], self._budget),
         ]
         if PRIVACY not in self._budget:
-            parts.append(Text(LOSSES, style="dim"))
+            parts.append(Text(VALIDATED if self._validates else LOSSES, style="dim"))
         if nodes := self._node_statuses():
             parts += [Text(""), nodes_table(nodes)]
         return Group(*parts)
@@ -386,7 +427,8 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
 def _plain_log(prepared: PreparedRun) -> Callback:
     """Return a callback that prints rounds evenly over the budget, with first and last."""
     budget = prepared.budget.limits
-    columns = headings(budget)
+    validated = prepared.validates
+    columns = headings(budget, validated=validated)
     next_share = 0.0
     first = True
 
@@ -405,6 +447,6 @@ def _plain_log(prepared: PreparedRun) -> Callback:
         share = _spent_share(record, budget)
         if record.round <= 3 or share >= next_share or record.tau <= 0:
             next_share = share + 1 / _LOG_LINES
-            print_row(cells(record, budget))
+            print_row(cells(record, budget, validated=validated))
 
     return watch

@@ -229,9 +229,13 @@ class RoundEngine(Engine):
             times = collected.times
         if self.policy is not None:
             self.policy.learn(self.aggregator, collected, usage, evaluation)
+        costs = meters.read(usage)
+        extra = broadcast.extra_steps
+        if extra and meters.time.source == "simulated":  # otherwise it was measured
+            costs = replace(costs, aggregation=costs.aggregation + extra * costs.step)
         return self.aggregator.receive(
             collected.reports,
-            meters.read(usage),
+            costs,
             # A wait for missing nodes is no usual cost: they are not asked again soon.
             usual=not collected.missed,
             times=None if isinstance(broadcast, FinalRound) else times,

@@ -253,7 +253,7 @@ class NodeGroup:
         self._summed = summed
         self._all = np.ones(len(fleets), dtype=bool)
         self._nodes = np.array([len(fleet.numbers) for fleet in fleets])
-        self._sizes = np.array([fleet.shards.size.sum() for fleet in fleets])
+        self._sizes = np.array([fleet.sizes.sum() for fleet in fleets])
         self._ever_present: Flags = np.zeros(len(fleets), dtype=bool)
         self._previous: Flags = self._ever_present  # fleets of the last round: up to date
         self._sums: Sums | None = None

@@ -27,7 +27,6 @@ from fedbudget.evaluation.metrics import Tally, metric_names, spread
 from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.evaluation.targets import NOISE, MetricTarget, has_stalled, well_below
 from fedbudget.launch.prepared import PreparedRun, evaluation_points
-from fedbudget.models.base import loss_over
 from fedbudget.protocol.state import Round
 from fedbudget.runs.record import RoundRecord
 
@@ -131,7 +130,9 @@ class Evaluator:
         """
         record = rounds[-1]
         for target in self._targets:
-            if target.metric == "loss":
+            if target.metric == "loss" and self._prepared.validates:
+                value = record.validation
+            elif target.metric == "loss":
                 value = self._training_loss(target, rounds, round_, w)
             else:
                 value = metrics.value(target.metric)
@@ -194,20 +195,21 @@ class Evaluator:
         self, target: MetricTarget, rounds: Sequence[RoundRecord], round_: Round, w: Float32
     ) -> float | None:
         """Return the training loss if it is known well enough to compare, else None."""
-        train = self._prepared.train
-        if train is None:
+        if self._prepared.train is None:
             return well_below(target.value, [each.loss for each in rounds[-NOISE:]])
         share = round_.ledger.share
         if not target.reached_by(round_.loss) or not self._confirmations.due(share):
             return None
         self._confirmations = self._confirmations.after(share)
-        return loss_over(self._prepared.model, w, train)
+        return self._prepared.training_loss(w)
 
     def _has_stalled(self, rounds: Sequence[RoundRecord], patience: int) -> bool:
         last = rounds[-2 * patience :]
         if any(target.metric == "accuracy" for target in self._targets):
             errors = [None if each.accuracy is None else 1 - each.accuracy for each in last]
             return has_stalled(errors, patience)
+        if self._prepared.validates:
+            return has_stalled([each.validation for each in last], patience)
         return has_stalled([each.loss for each in last], patience)
 
     def _require_ahead(self, target: MetricTarget) -> MetricTarget:
@@ -238,9 +240,8 @@ class Evaluator:
         """Return the value of a target's metric for w(0); infinite if it is not known."""
         prepared = self._prepared
         if target.metric == "loss":
-            if prepared.train is None:
-                return math.inf
-            return loss_over(prepared.model, self._w0, prepared.train)
+            known = prepared.training_loss(self._w0)
+            return math.inf if known is None else known
         if prepared.test is None:
             raise UserError(f"`until` {target} needs test samples, and there are none")
         if target.metric == "accuracy" and self._first.accuracy is None:

@@ -21,10 +21,10 @@ from fedbudget.evaluation.kept import KEPT
 from fedbudget.evaluation.targets import overfitting
 from fedbudget.forecasts.forecast import next_forecast
 from fedbudget.launch.prepared import Callback, PreparedRun
-from fedbudget.models.base import loss_over
+from fedbudget.protocol.features.feature import Chosen
 from fedbudget.protocol.state import Outcome, Round
 from fedbudget.resources.privacy import epsilon_of
-from fedbudget.result import Result
+from fedbudget.result import Result, SiteLoss
 from fedbudget.runs import nodes
 from fedbudget.runs.checkpoint import CheckpointWriter
 from fedbudget.runs.folder import PLOT, Run, RunWriter
@@ -251,8 +251,13 @@ def _result(
         w = evaluator.kept.w
         loss = evaluator.kept.loss
     private = budget.by_noise
-    if prepared.train is not None and private is None:
-        loss = loss_over(model, w, prepared.train)
+    if private is None:
+        known = prepared.training_loss(w)
+        loss = loss if known is None else known
+    chosen = outcome.chosen if evaluator.kept is None else None
+    kept_round = None if chosen is None else chosen.round
+    if evaluator.kept is not None:
+        kept_round = evaluator.kept.round
     figures = evaluator.final(w)
     sources = prepared.meters.sources
     spent = budget.totals(ledger.spent)
@@ -282,13 +287,32 @@ def _result(
             str(prepared.settings.model), model, w, prepared.dataset.empty()
         ),
         rounds=records,
-        until=evaluator.reached_by(loss, figures),
-        kept_round=None if evaluator.kept is None else evaluator.kept.round,
-        overfitting=overfitting(records),
+        validation_loss=None if chosen is None else chosen.loss,
+        validation_start=None if chosen is None else chosen.first_loss,
+        improved_round=None if chosen is None else chosen.improved,
+        sites=_sites(prepared, chosen),
+        until=evaluator.reached_by(loss if chosen is None else chosen.loss, figures),
+        kept_round=kept_round,
+        overfitting=None if prepared.validates else overfitting(records),
         to_beat=figures.to_beat,
         spread=figures.spread,
         privacy_delta=budget.delta,
     )
+
+
+def _sites(prepared: PreparedRun, chosen: Chosen | None) -> dict[str, SiteLoss]:
+    """Return the validation losses of each node by its name."""
+    if chosen is None:
+        return {}
+    names = {
+        number: status.name if len(status.numbers) == 1 else f"{status.name}/{number}"
+        for status in prepared.engine.node_statuses()
+        for number in status.numbers
+    }
+    return {
+        names.get(number, f"node {number}"): SiteLoss(chosen.first_sites.get(number), loss)
+        for number, loss in chosen.sites.items()
+    }
 
 
 def _config(prepared: PreparedRun) -> str:

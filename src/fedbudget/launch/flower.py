@@ -196,7 +196,7 @@ def on_flower(nodes: GridNodes, run: FlowerRun) -> PreparedRun:
     trained = settings.model if own is None else describe(own)
     described = nodes.describe(max(settings.min_nodes or 1, settings.nodes or 1), trained)
     samples = [each.samples for each in described]
-    settings, task, model = agree_on_task(settings, method, samples, own)
+    settings, method, task, model = agree_on_task(settings, method, samples, own)
     table = None if test is None else evaluation_table(test, task.samples, model)
     warm_up(model, table)
     shared = all(each.partition is not None for each in described)

@@ -24,8 +24,9 @@ from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.models import catalogue
 from fedbudget.models.base import KernelModel, Model
 from fedbudget.models.own import load_model
+from fedbudget.protocol.features.validation import held_out_rows, share_for
 from fedbudget.randomness import Stream, generator
-from fedbudget.settings.compatibility import DEFAULT_NODES
+from fedbudget.settings.compatibility import DEFAULT_NODES, validates
 from fedbudget.settings.settings import Settings
 
 DEFAULT_BATCH = 100
@@ -163,11 +164,27 @@ def with_nodes(settings: Settings, dataset: Dataset) -> Settings:
     return replace(settings, nodes=nodes, partition=str(chosen))
 
 
+def with_validation(settings: Settings, sizes: Sequence[int]) -> Settings:
+    """Return the settings with the share of rows that nodes hold out.
+
+    Args:
+      sizes: number of samples of each node.
+    """
+    if settings.validation is not None:
+        return settings
+    share = share_for(sum(sizes)) if validates(settings) else 0.0
+    if not any(held_out_rows(size, share) for size in set(sizes)):
+        share = 0.0
+    return replace(settings, validation=share)
+
+
 def with_batch_size(settings: Settings, sizes: Sequence[int]) -> Settings:
     """Return the settings with the batch size, by default at most the median shard size."""
     if settings.batch_size is None and settings.privacy_unit == "sample":
         # Full shards need the least noise for their privacy cost (docs/guide/privacy.md).
         return replace(settings, batch_size="full")
+    share = settings.validation or 0.0
+    sizes = [size - held_out_rows(size, share) for size in sizes]
     if settings.batch_size is None:
         return replace(settings, batch_size=min(DEFAULT_BATCH, int(np.median(sizes))))
     batch = batch_of(settings)

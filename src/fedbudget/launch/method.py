@@ -23,6 +23,7 @@ from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.features.feature import Quantize, trial_rounds
 from fedbudget.protocol.features.node_privacy import PrivateAggregator
 from fedbudget.protocol.features.sample_privacy import SampleAggregator, SamplePrivacy
+from fedbudget.protocol.features.validation import SHARE, Validation
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
 from fedbudget.protocol.update import UPDATE_RULES, KMeansSplit, UpdateRule
@@ -38,6 +39,7 @@ from fedbudget.settings.compatibility import (
     automatic_step,
     corrects_drift,
     update_rule,
+    validates,
 )
 from fedbudget.settings.settings import Settings
 
@@ -79,8 +81,17 @@ def build_method(
         spending=PaperSpending() if paper else CarefulSpending(settings.tau_max),
         by_data=by_data,
         by_speed=settings.tau_max if by_speed else None,
+        validation=validation_of(settings),
         extra=overrides.features,
     )
+
+
+def validation_of(settings: Settings) -> Validation | None:
+    """Return how nodes validate w; None if they hold out no rows."""
+    share = settings.validation
+    if share is None:
+        share = SHARE if validates(settings) else 0.0
+    return Validation(share, settings.spend_all) if share else None
 
 
 def _private_method(settings: Settings, overrides: Overrides, nodes: int) -> Method:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from fedbudget.arrays import Float32, Int32
 from fedbudget.budget.budget import Budget
 from fedbudget.budget.control import Controller
 from fedbudget.budget.step_size import StepSize
@@ -13,7 +14,7 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.engine import Engine
 from fedbudget.engines.in_process import Attendance
 from fedbudget.evaluation.points import EvaluationPoints
-from fedbudget.models.base import Model
+from fedbudget.models.base import Model, loss_over
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.features.feature import Feature
@@ -60,6 +61,7 @@ class PreparedRun:
       train, test: all samples in the form of the model; None if they are on other machines.
       aggregator: None for the baselines.
       repeatable: whether the settings alone repeat the run.
+      train_rows: rows of `train` that nodes train on; None for all.
       shards: data of the nodes, if they are simulated in this process.
       resumed: checkpoint to resume from.
       callbacks: called with the record of every round.
@@ -78,6 +80,7 @@ class PreparedRun:
     repeatable: bool
     aggregator: Aggregator | None = None
     train: Table | None = None
+    train_rows: Int32 | None = None
     shards: Shards | None = None
     resumed: Checkpoint | None = None
     callbacks: tuple[Callback, ...] = ()
@@ -90,6 +93,17 @@ class PreparedRun:
         """Limits and data of the run, saved with checkpoints."""
         data = "" if self.train is None else fingerprint(self.train, self.test)
         return Conditions(dict(self.budget.limits), self.settings.rounds, data)
+
+    def training_loss(self, w: Float32) -> float | None:
+        """Return F(w) over all rows that nodes train on; None if they are elsewhere."""
+        if self.train is None:
+            return None
+        return loss_over(self.model, w, self.train, self.train_rows)
+
+    @property
+    def validates(self) -> bool:
+        """Whether nodes hold out rows to choose the model."""
+        return self.aggregator is not None and self.aggregator.method.validates
 
     @property
     def budget(self) -> Budget:

@@ -239,7 +239,7 @@ def _gather(
     remarks: tuple[str, ...] = ()
     if resumed is None:
         described = _wait_for_nodes(server, nodes, interrupted)
-        settings, task, model = agree_on_task(
+        settings, method, task, model = agree_on_task(
             settings, method, list(described.values()), own, names=list(described)
         )
         remarks = remarks_on(described)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 
 from fedbudget import __version__, python_file
-from fedbudget.arrays import Float32, Samples
+from fedbudget.arrays import Float32, Int32, Samples
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Partition
 from fedbudget.data.shards import Shards, Table
@@ -38,6 +38,7 @@ from fedbudget.launch.inputs import (
     distribute,
     with_batch_size,
     with_nodes,
+    with_validation,
 )
 from fedbudget.launch.method import (
     build_aggregator,
@@ -45,6 +46,7 @@ from fedbudget.launch.method import (
     build_method,
     drawn_speeds,
     rounds_to_try,
+    validation_of,
 )
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun, attendance
 from fedbudget.launch.privacy import node_noise, require_own_samples, with_privacy
@@ -128,10 +130,19 @@ def simulate(
         aggregator=aggregator,
         engine=engine,
         repeatable=not overrides,
+        train_rows=training_rows(settings, shards),
         shards=shards,
         resumed=resumed,
         trial_seconds=time.perf_counter() - began,
     )
+
+
+def training_rows(settings: Settings, shards: Shards) -> Int32 | None:
+    """Return the rows that nodes train on; None for all."""
+    validation = validation_of(settings)
+    if validation is None:
+        return None
+    return np.unique(validation.hold_out(shards, settings.seed)[0].rows)
 
 
 def _completed(
@@ -147,6 +158,9 @@ def _completed(
       settings: with the number of nodes.
       sizes: number of samples of each node; one number if all are equal.
     """
+    assert settings.nodes is not None
+    nodes = settings.nodes if len(sizes) == 1 else 1  # of one size
+    settings = with_validation(settings, list(sizes) * nodes)
     settings = with_privacy(with_batch_size(settings, sizes), samples=sum(sizes))
     model = inputs.model
     require_fit(model, inputs.dataset.name, inputs.train, batch_of(settings), inputs.test)
@@ -387,8 +401,13 @@ def on_ray(
         stack.enter_context(closing(nodes))
         began = time.perf_counter()
         engine = _engine(inputs, method, meters, nodes, resumed)
+        rows = None  # drawn shards overlap: together they train on all rows
+        if not Partition.parse(str(settings.partition)).draws:
+            shards = Shards.of(inputs.train, distribute(settings, inputs.dataset)[1])
+            rows = training_rows(settings, shards)
         yield PreparedRun(
             **vars(inputs),
+            train_rows=rows,
             meters=meters,
             aggregator=engine.aggregator,
             engine=engine,

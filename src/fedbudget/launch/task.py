@@ -25,8 +25,14 @@ from fedbudget.engines.remote.round import RemoteNodes, capped_costs, evaluation
 from fedbudget.engines.remote.tallies import expected_bytes
 from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
 from fedbudget.errors import UserError, flag
-from fedbudget.launch.inputs import batch_of, build_model, with_batch_size, with_model
-from fedbudget.launch.method import build_aggregator
+from fedbudget.launch.inputs import (
+    batch_of,
+    build_model,
+    with_batch_size,
+    with_model,
+    with_validation,
+)
+from fedbudget.launch.method import build_aggregator, validation_of
 from fedbudget.launch.prepared import PreparedRun, attendance, evaluation_points
 from fedbudget.launch.privacy import is_private
 from fedbudget.models import catalogue
@@ -62,8 +68,8 @@ def agree_on_task(
     own: Model | None = None,
     *,
     names: Sequence[str] = (),
-) -> tuple[Settings, Task, Model]:
-    """Return completed settings, the task and the model for the data of the nodes.
+) -> tuple[Settings, Method, Task, Model]:
+    """Return completed settings and method, the task and the model for the nodes' data.
 
     Args:
       own: custom model, if any.
@@ -71,9 +77,9 @@ def agree_on_task(
     """
     samples = agree(descriptions, names, settings.classes)
     settings = with_model(settings, samples.empty(), own)
-    settings = with_batch_size(
-        settings, [size for each in descriptions for size in each.sizes]
-    )
+    sizes = [size for each in descriptions for size in each.sizes]
+    settings = with_batch_size(with_validation(settings, sizes), sizes)
+    method = replace(method, validation=validation_of(settings))
     model = model_for(settings, samples, own)
     if method.private is not None and samples.features is not None:
         raise UserError(
@@ -100,7 +106,7 @@ def agree_on_task(
             task.admit(each)
         except PeerError as error:
             raise UserError(f"a node's data do not fit: {error}") from None
-    return settings, task, model
+    return settings, method, task, model
 
 
 def misfits(descriptions: Mapping[str, SamplesDescription]) -> dict[str, str]:

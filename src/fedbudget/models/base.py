@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.arrays import Float32, Float64, Int32, Int64
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models.compiling import import_kernels
@@ -324,18 +324,19 @@ class KernelModel(LoopModel):
         return loss / len(rows) + penalty, mean + np.float32(self.regularization) * w
 
 
-def loss_over(model: Model, w: Float32, table: Table) -> float:
-    """Compute F(w) over a whole table.
+def loss_over(model: Model, w: Float32, table: Table, rows: Int32 | None = None) -> float:
+    """Compute F(w) over a table.
 
     Args:
       model: defines the loss.
       w: [parameters].
       table: the samples.
+      rows: numbers of the rows to use; all by default.
 
     Returns:
       The mean loss.
     """
-    shards = Shards.whole(table)
+    shards = Shards.whole(table) if rows is None else Shards.of(table, [rows])
     return float(model.losses(w[None], shards, BatchIndices.whole(1))[0])
 
 

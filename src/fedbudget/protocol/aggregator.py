@@ -56,6 +56,7 @@ from fedbudget.protocol.features.feature import (
     Quantize,
     RoundResult,
     defining,
+    final_layout,
     report_layout,
 )
 from fedbudget.protocol.messages import (
@@ -146,6 +147,9 @@ class Aggregator:
         self._counted = defining(features, "counted")
         self._choose = defining(features, "choose")
         self._announced = defining(features, "announce")
+        self._after_final = defining(features, "after_final")
+        self._chosen = defining(features, "chosen")
+        self._ends = defining(features, "ends")
 
     @classmethod
     def resume(
@@ -242,6 +246,7 @@ class Aggregator:
         # 3. Losses, and the best w so far. The final round ends here.
         state, best = with_losses(state, sums)
         if not isinstance(broadcast, TrainRound):
+            state = self._follow_final(state, sums)
             self.last = self._round(state, broadcast, filtered, None)
             return self._answer(updated(state, phase=Phase.DONE, became_best=best))
         state = updated(state, t=state.t + round(broadcast.effective))
@@ -250,7 +255,10 @@ class Aggregator:
         state, recover = check_recovery(state, sums, adapts=method.step_size.adapts)
 
         # 5. Combine the reports and move w.
-        inputs = step_size_inputs(method.spending, self.ledger, ledger, sums, best=best)
+        before = self._planned(self.state)
+        inputs = step_size_inputs(
+            method.spending, before, self._planned(state), sums, best=best
+        )
         step_size = method.step_size.next(state.step_size, inputs)
         first = broadcast.round == 1 and method.searches_step
         scale = step_size.eta / broadcast.eta if first else 1.0
@@ -282,6 +290,8 @@ class Aggregator:
             quantize=self._quantize,
             statistics=state.statistics,
             last=last,
+            spent=ledger.share,
+            cost=ledger.cost_in_updates(broadcast.steps),
             states=dict(state.states),
         )
         state = self._follow(state, result)
@@ -382,7 +392,10 @@ class Aggregator:
         state = self.state
         if state.phase is not Phase.DONE or state.stopped_by is None:
             return None
-        return Outcome(state.best, state.stopped_by, self.ledger)
+        found = [each.chosen(state.states.get(each.name)) for each in self._chosen]
+        chosen = next((each for each in found if each is not None), None)
+        w = state.best if chosen is None else chosen.w
+        return Outcome(w, state.stopped_by, self.ledger, chosen)
 
     def _require_pending(self, reports: Report | Sums | NoisySums) -> Broadcast:
         """Return the broadcast that the reports answer; refuse any other report.
@@ -416,7 +429,7 @@ class Aggregator:
             kept = tuple([part for part in missed if part is not None])
             common["catch_up"] = CatchUp(state.best, kept)
         if state.phase is Phase.FINAL:
-            return FinalRound(**common)
+            return FinalRound(**common, report=final_layout(self.method.features))
         return TrainRound(
             **common,
             report=report_layout(self.method.features, state.round == 1),
@@ -445,6 +458,25 @@ class Aggregator:
             else:
                 states[feature.name] = after
         return updated(state, states=states)
+
+    def _follow_final(self, state: _State, sums: Sums) -> _State:
+        """Let features follow the final round."""
+        if not self._after_final:
+            return state
+        states = dict(state.states)
+        for feature in self._after_final:
+            after = feature.after_final(states.get(feature.name), sums, state.w)
+            if after is not None:
+                states[feature.name] = after
+        return updated(state, states=states)
+
+    def _planned(self, state: _State) -> Ledger:
+        """Return the ledger to plan with: a run may end before its budget is spent."""
+        ledger = state.ledger
+        if not self._ends:
+            return ledger
+        ends = min(each.ends(state.states.get(each.name)) for each in self._ends)
+        return ledger if ends == 1 else ledger.with_share(ends)
 
     def _next_decision(self, state: _State, *, recover: bool) -> tuple[_State, Decision]:
         """Choose τ of the coming round.
@@ -484,19 +516,22 @@ class Aggregator:
             state.step_size.eta,
             costs.step,
             costs.aggregation,
-            state.ledger.budget.array,
+            self._planned(state).budget.array,
         )
 
     def _announce(self, state: _State, chosen: Decision, *, best: bool) -> _State:
         """Announce the next round, with τ shortened to fit the budget; or the end."""
-        plan = self.method.spending.plan(state.ledger, chosen)
+        ledger = self._planned(state)
+        plan = self.method.spending.plan(ledger, chosen)
         decision = plan.decision
+        stopped_by = plan.stopped_by
+        if ledger is not state.ledger and stopped_by is not None:
+            stopped_by = "validation"
         if decision is None:
-            state = updated(state, decision=chosen, stopped_by=plan.stopped_by)
+            state = updated(state, decision=chosen, stopped_by=stopped_by)
             return self._finish(state, best=best)
 
         stop = plan.stop
-        stopped_by = plan.stopped_by
         if not stop and self._rounds_made(state) + 1 >= self._most_rounds:
             stop = True
             stopped_by = "rounds"
@@ -543,7 +578,12 @@ class Aggregator:
         """Withdraw the end that was announced or reached, after the limits have grown."""
         if state.stopped_by is None:
             return state
-        reopened = reopen(state)
+        extended = {
+            each.name: each.extended(state.states.get(each.name))
+            for each in self.method.features
+        }
+        states = {name: own for name, own in extended.items() if own is not None}
+        reopened = updated(reopen(state), states=states)
         in_round = state.phase is Phase.ROUND
         if self._rounds_made(reopened) >= self._most_rounds:
             if in_round:

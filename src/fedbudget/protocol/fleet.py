@@ -82,6 +82,10 @@ class Fleet:
         noise: NodeNoise | None = None,
     ) -> None:
         self.model = model
+        self.sizes = shards.size
+        self.held_out: dict[str, Any] = {}
+        for feature in defining(features, "hold_out"):
+            shards, self.held_out[feature.name] = feature.hold_out(shards, seed)
         self.shards = shards
         chosen = range(len(shards)) if numbers is None else numbers
         self.numbers = np.asarray(chosen, dtype=np.int64)
@@ -101,6 +105,7 @@ class Fleet:
         self._own_descent = defining(features, "descend")
         self._end = defining(features, "end")
         self._report = defining(features, "report")
+        self._report_finally = defining(features, "reported_finally")
 
     def fork(self) -> "Fleet":
         """Return an independent copy of the fleet; model and shards are shared."""
@@ -200,9 +205,9 @@ class Fleet:
             "best_losses": local.best_losses,
             "w": local.w,
         }
-        if not isinstance(broadcast, FinalRound):
-            for feature in self._report:
-                values |= feature.report(local)
+        final = isinstance(broadcast, FinalRound)
+        for feature in self._report_finally if final else self._report:
+            values |= feature.report(local)
         layout = broadcast.report
         for name in layout.vectors[1:]:
             self.sent, values[name] = self.sent.with_field(name, values[name])
@@ -214,7 +219,7 @@ class Fleet:
         return broadcast.answer(
             round=broadcast.round,
             nodes=self.numbers,
-            sizes=self.shards.size,
+            sizes=self.sizes,
             numbers={name: values[name] for name in layout.numbers},
             vectors={name: values[name] for name in layout.vectors},
         )
@@ -260,6 +265,7 @@ class Fleet:
             memories={} if last is None else dict(last.memories),
             statistics=self.model.statistics,
             draws=0,
+            held_out=self.held_out,
         )
         if isinstance(broadcast, LocalUpdates):
             local.draws = broadcast.tau

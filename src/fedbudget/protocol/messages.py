@@ -67,6 +67,11 @@ class RoundPart:
         """The part without vectors that are used only once."""
         return self
 
+    @property
+    def extra_steps(self) -> float:
+        """Work that the part causes at a node, in local updates."""
+        return 0.0
+
     def require_possible(self) -> None:
         """Raise ValueError for values that no aggregator sends."""
 
@@ -303,6 +308,11 @@ class Broadcast:
     def steps(self) -> int:
         """Local updates that the round costs a node; a loss costs as much as one."""
         return 1
+
+    @property
+    def extra_steps(self) -> float:
+        """Work at a node besides its local updates, in local updates."""
+        return sum([part.extra_steps for part in self.parts])
 
     @property
     def tallies(self) -> int:

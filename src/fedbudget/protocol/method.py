@@ -18,6 +18,7 @@ from fedbudget.protocol.features.estimates import EstimateSlopes
 from fedbudget.protocol.features.feature import Feature, Noise
 from fedbudget.protocol.features.momentum import Momentum
 from fedbudget.protocol.features.proximal import Proximal
+from fedbudget.protocol.features.validation import Validation
 from fedbudget.protocol.features.workload import STRETCH, DataWorkload, SpeedWorkload
 from fedbudget.protocol.update import Average, UpdateRule, moves
 
@@ -65,6 +66,7 @@ class Method:
       by_speed: largest number of updates of a node if faster nodes make more; None if all
         make the same number.
       by_data: D_i of all nodes, if their workload is in proportion to it.
+      validation: how nodes validate w; None if they do not.
       private: settings of private rounds, if rounds are private.
       sums_only: whether the aggregator only receives sums over nodes; then nodes report δ̂
         of the previous interval.
@@ -83,6 +85,7 @@ class Method:
     spending: SpendingRule = field(default_factory=CarefulSpending)
     by_speed: int | None = None
     by_data: tuple[int, ...] | None = None
+    validation: Validation | None = None
     private: PrivateRule | None = None
     sums_only: bool = False
     extra: tuple[Feature, ...] = ()
@@ -117,6 +120,8 @@ class Method:
             features += self._training_features()
         if self.proximal is not None:
             features.append(Proximal(self.proximal))
+        if self.validation is not None:
+            features.append(self.validation)
         return (*features, *self.extra)
 
     def _training_features(self) -> list[Feature]:
@@ -142,6 +147,11 @@ class Method:
             stretch = 1.0 if moves(self.update) else STRETCH
             features.append(SpeedWorkload(self.by_speed, stretch))
         return features
+
+    @property
+    def validates(self) -> bool:
+        """Whether nodes hold out rows to choose the model."""
+        return self.validation is not None and self.private is None
 
     @property
     def searches_step(self) -> bool:

@@ -17,7 +17,7 @@ from fedbudget.budget.budget import Costs, Ledger
 from fedbudget.budget.control import Decision, Estimates
 from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.protocol.features.drift import Divergence
-from fedbudget.protocol.features.feature import FeatureSettings, FeatureState
+from fedbudget.protocol.features.feature import Chosen, FeatureSettings, FeatureState
 from fedbudget.protocol.features.workload import WorkShares
 from fedbudget.protocol.method import Method
 
@@ -179,6 +179,8 @@ class Round:
       shortened: numbers of the nodes whose update the combination rule shortened.
       extra: numbers of your own features by name.
       outliers: names of the capped numbers of nodes on other machines, by node number.
+      validation, validation_best, validation_error: validation loss of w(t₀), of the best w
+        so far, and the standard error of their difference; None if w was not validated.
       private: clip, noise and cost of a private round by name. Such a round has no loss; η
         is 0 if nodes use their own.
     """
@@ -204,6 +206,9 @@ class Round:
     shortened: tuple[int, ...] = ()
     extra: Mapping[str, float] = field(default_factory=dict)
     outliers: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    validation: float | None = None
+    validation_best: float | None = None
+    validation_error: float | None = None
     private: Mapping[str, float] | None = None
 
 
@@ -212,11 +217,13 @@ class Outcome:
     """End of a run.
 
     Args:
-      w: w^f, [parameters].
-      stopped_by: name of a resource, `rounds` or `interrupted`.
+      w: w^f, or the w that validation chose, [parameters].
+      stopped_by: name of a resource, `rounds`, `validation` or `interrupted`.
       ledger: what was spent.
+      chosen: how validation chose w; None if it did not.
     """
 
     w: Float32
     stopped_by: str
     ledger: Ledger
+    chosen: Chosen | None = None

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 MAX_LISTED = 200
 """If there are more nodes, a record contains only their means."""
 
-_OPTIONAL = ("metrics", "spread", "work", "private", "extra")  # written only if present
+_OPTIONAL = (
+    *("metrics", "spread", "work", "private", "extra"),
+    *("validation", "validation_best", "validation_error"),
+)
+"""Fields that are written only if present."""
 _MAY_BE_NAN = ("loss", "best_loss", "plain_delta", "corrected_delta")
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -75,6 +79,9 @@ class RoundRecord:
     work: dict[str, Any] | None = None
     private: dict[str, float] | None = None
     extra: dict[str, float] | None = None
+    validation: float | None = None
+    validation_best: float | None = None
+    validation_error: float | None = None
 
     @property
     def effective_tau(self) -> float:

@@ -108,6 +108,11 @@ def automatic_step(settings: Any) -> bool:
     return bool(settings.step_size == "auto")
 
 
+def validates(settings: Any) -> bool:
+    """Return whether nodes hold out rows by default."""
+    return settings.method in ADAPTIVE and settings.limits().by_noise is None
+
+
 def corrects_drift(settings: Any) -> bool:
     """Return whether the method corrects drift by default."""
     return not any(each.holds(settings) for each in _WITHOUT_DRIFT_CORRECTION)
@@ -344,6 +349,20 @@ def _of_privacy() -> Iterator[Conflict]:
         )
 
 
+def _of_validation() -> Iterator[Conflict]:
+    positive = Condition("validation", "above 0", lambda chosen: bool(chosen.validation))
+    for method in ("paper", *BASELINES):
+        yield Conflict(
+            (positive, _is("method", method)),
+            f"`method` {method} trains on all samples: `validation` must be 0",
+        )
+    yield Conflict(
+        (positive, _PRIVATE),
+        "`validation` does not work with a privacy budget, which does not cover the losses "
+        "of held-out samples: `validation` must be 0",
+    )
+
+
 def _of_secure_aggregation() -> Iterator[Conflict]:
     yield Conflict(
         (_SECURE, _is_not("engine", "network")),
@@ -474,6 +493,7 @@ CONFLICTS = (
     *_baselines(),
     *_of_methods(),
     *_of_privacy(),
+    *_of_validation(),
     *_of_secure_aggregation(),
     *_of_commands(),
 )

@@ -162,6 +162,18 @@ class Settings:
         "data",
         _DATA,
     )
+    validation: Fraction | None = option(
+        None,
+        "Fraction of each node's training samples held out to choose the model; 0 to train "
+        "on all of them.",
+        "method",
+        shown="0.15; 0 with paper, baselines and privacy",
+    )
+    spend_all: bool = option(
+        False,
+        "Spend the whole budget, even if validation stops improving.",
+        "budget",
+    )
     train_samples: Count | None = option(
         None, "Number of training samples to draw, different for each seed.", "data", _DATA
     )

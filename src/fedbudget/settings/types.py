@@ -46,6 +46,8 @@ class SettingsOptions(TypedDict, total=False):
     classes: Names | None
     standardise: bool | None
     test_share: Fraction
+    validation: Fraction | None
+    spend_all: bool
     train_samples: Count | None
     test_samples: Count | None
     nodes: Count | None

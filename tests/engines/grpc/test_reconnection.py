@@ -116,7 +116,7 @@ def run(
     )
     method, known = build_method(settings), aggregator().ledger
     models = [None if make is None else TorchModel(make) for _ in range(1 + NODES)]
-    settings, task, model = agree_on_task(
+    settings, method, task, model = agree_on_task(
         settings, method, [each.samples() for each in own], models[0]
     )
     with network() as net, breakable_line(net.server.port) as line:

@@ -527,6 +527,8 @@ def result_of(broadcast: TrainRound, sums: Sums) -> RoundResult:
         quantize=None,
         statistics=0,
         last=False,
+        spent=0.0,
+        cost=1.0,
         states={},
     )
 

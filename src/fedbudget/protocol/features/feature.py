@@ -149,6 +149,7 @@ class LocalRound:
       best_known: F_i(w^f) if it is known before the round, [n].
       noise: noise of the nodes, for per-sample privacy.
       memories: of features by name, to be replaced.
+      held_out: rows that features held out of the shards, by name.
       statistics: number of running statistics at the end of w.
       draws: mini-batches to draw.
       counts: local updates of each node, [n]; None if all make τ.
@@ -188,6 +189,7 @@ class LocalRound:
     gradients: Float32 | None = None
     w: Float32 | None = None
     scratch: dict[str, Any] = field(default_factory=dict)
+    held_out: Mapping[str, Any] = field(default_factory=dict)
 
     def scale_by(self, scale: Float32) -> None:
         """Multiply each node's step by a factor, [n]."""
@@ -213,6 +215,8 @@ class RoundResult:
       quantize: returns vectors as nodes receive them; None without compression.
       statistics: number of running statistics at the end of w.
       last: whether the round was to use up the budget.
+      spent: spent share of the budget.
+      cost: cost of the round in local updates; infinite if those cost nothing.
       states: states of features by name; those before a feature are up to date.
     """
 
@@ -229,6 +233,8 @@ class RoundResult:
     quantize: Quantize | None
     statistics: int
     last: bool
+    spent: float
+    cost: float
     states: dict[str, FeatureState]
 
 
@@ -253,6 +259,28 @@ class Choice:
         inputs = self.inputs
         fractions = (tau * inputs.c + inputs.b) / inputs.budget
         return self.resources[int(fractions.argmax())]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The w that validation chose.
+
+    Args:
+      w: [parameters].
+      round: the round that started with it.
+      loss: its validation loss.
+      first_loss: validation loss of w(0).
+      improved: the round that started with the last significantly better w.
+      sites, first_sites: validation losses of w and of w(0) by node number, if known.
+    """
+
+    w: Float32
+    round: int
+    loss: float
+    first_loss: float
+    improved: int
+    sites: Mapping[int, float] = field(default_factory=dict)
+    first_sites: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -291,7 +319,23 @@ class Feature:
         """Return what nodes report in the first training round, or in later ones."""
         return NOTHING
 
+    def reported_finally(self) -> Reported:
+        """Return what nodes report in the final round, which makes no updates."""
+        return NOTHING
+
     # Nodes, in the order of calls.
+
+    def hold_out(self, shards: Shards, seed: int) -> tuple[Shards, Any]:
+        """Hold rows out of the training, once before the first round.
+
+        Args:
+          shards: rows of the nodes.
+          seed: seed of the run.
+
+        Returns:
+          the rows to train on, and what rounds find in `LocalRound.held_out`.
+        """
+        return shards, None
 
     def trial(self, number: int, w: Float32, eta: float) -> Broadcast | None:
         """Return a round of the run's kind with τ=1, to measure it; None if it trains."""
@@ -329,7 +373,10 @@ class Feature:
         """Follow the local updates: `local.w` is set."""
 
     def report(self, local: LocalRound) -> Mapping[str, Float64 | Float32]:
-        """Return the reported numbers and vectors, by name; not called in a final round."""
+        """Return the reported numbers and vectors, by name.
+
+        In a final round it is called if the feature defines `reported_finally`.
+        """
         return {}
 
     def compact(self, state: FleetState) -> FleetState:
@@ -365,6 +412,24 @@ class Feature:
     def after(self, state: Any, result: RoundResult) -> FeatureState | None:
         """Return the state after a training round."""
         return state  # type: ignore[no-any-return]
+
+    def after_final(self, state: Any, sums: Sums, w: Float32) -> FeatureState | None:
+        """Return the state after a final round.
+
+        Args:
+          state: state of the feature.
+          sums: sums of the reports.
+          w: the w that was evaluated, [parameters].
+        """
+        return state  # type: ignore[no-any-return]
+
+    def chosen(self, state: Any) -> "Chosen | None":
+        """Return the result of the run if it is not w^f."""
+        return None
+
+    def ends(self, state: Any) -> float:
+        """Return the share of the budget after which the run ends; 1 for all of it."""
+        return 1.0
 
     def recorded(self, state: Any, result: RoundResult | None) -> Mapping[str, Any]:
         """Return fields of the round's record (aggregator.py).
@@ -425,6 +490,10 @@ class Feature:
         Returns:
           the state; the same object if nothing changed.
         """
+        return state  # type: ignore[no-any-return]
+
+    def extended(self, state: Any) -> FeatureState | None:
+        """Return the state after the budget of an ended run has grown."""
         return state  # type: ignore[no-any-return]
 
     def recovered(self, state: Any) -> FeatureState | None:
@@ -530,6 +599,8 @@ def expected_layout(features: tuple[Feature, ...], broadcast: Broadcast) -> Repo
         raise PeerError(f"{type(broadcast).__name__} is no round of this run")
     if isinstance(broadcast, TrainRound):
         return report_layout(features, broadcast.round == 1)
+    if isinstance(broadcast, FinalRound):
+        return final_layout(features)
     return default_layout(type(broadcast))
 
 
@@ -563,7 +634,8 @@ def trial_rounds(features: Sequence[Feature], w: Float32, eta: float) -> list[Br
             )
         )
     if isinstance(rounds[0], TrainRound):
-        rounds.append(FinalRound(round=4, w=w, parts=rounds[0].parts))
+        layout = final_layout(tuple(features))
+        rounds.append(FinalRound(round=4, w=w, parts=rounds[0].parts, report=layout))
     return rounds
 
 
@@ -580,3 +652,12 @@ def report_layout(features: tuple[Feature, ...], first: bool) -> ReportLayout:
         if reported.optional:
             optional += reported.numbers
     return ReportLayout(tuple(numbers), tuple(vectors), tuple(optional))
+
+
+@lru_cache(64)
+def final_layout(features: tuple[Feature, ...]) -> ReportLayout:
+    """Return what the report of the final round has."""
+    numbers = list(default_layout(FinalRound).numbers)
+    for feature in features:
+        numbers += feature.reported_finally().numbers
+    return ReportLayout(tuple(numbers))

@@ -1,0 +1,285 @@
+"""Validation: held-out rows, the choice of the model, the end of a run, and its cost."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedbudget
+from fedbudget.arrays import Float32, Int64
+from fedbudget.data.sampling import BatchIndices
+from fedbudget.data.shards import Shards, Table
+from fedbudget.errors import UserError
+from fedbudget.models.builtin import LinearRegression
+from fedbudget.protocol.features.feature import report_layout
+from fedbudget.protocol.features.validation import (
+    BLOCKS,
+    HeldOut,
+    Validation,
+    ValidationCatchUp,
+    ValidationPart,
+    held_out_rows,
+    split,
+)
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.messages import CatchUp, TrainRound
+
+FEATURE = Validation(share=0.2)
+
+
+def table(rows: int = 300) -> Table:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 3)).astype(np.float32)
+    y = (x @ [1.0, -2.0, 0.5] + 0.3 * rng.normal(size=rows)).astype(np.float32)
+    return Table(x, y)
+
+
+def shards(*sizes: int) -> Shards:
+    rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    return Shards.of(table(sum(sizes)), rows)
+
+
+class TestHeldOutRows:
+    def test_few_rows_are_not_split(self) -> None:
+        assert held_out_rows(60, 0.15) == 0
+        assert held_out_rows(67, 0.15) == 10
+        assert held_out_rows(1_000_000, 0.15) == 1000
+
+    def test_parts_are_disjoint_and_complete(self) -> None:
+        whole = shards(100, 20, 180)
+        train, held_out = split(whole, 0.2, seed=3)
+        assert held_out is not None
+        assert held_out.rows.tolist() == [20, 0, 36]
+        for node in range(3):
+            own = held_out.blocks.rows[
+                np.concatenate(
+                    [
+                        np.arange(start, start + size)
+                        for start, size, owner in zip(
+                            held_out.blocks.start,
+                            held_out.blocks.size,
+                            held_out.owner,
+                            strict=True,
+                        )
+                        if owner == node
+                    ]
+                    or [np.arange(0)]
+                )
+            ]
+            together = np.concatenate([own, train.rows_of(node)])
+            assert sorted(together) == sorted(whole.rows_of(node))
+
+    def test_identical_shards_hold_out_same_rows(self) -> None:
+        same = np.arange(100)
+        both = Shards.of(table(100), [same, same])
+        train, _ = split(both, 0.2, seed=1)
+        assert train.rows_of(0).tolist() == train.rows_of(1).tolist()
+        assert len(train.rows) == 80  # stored once
+
+    def test_seeds_hold_out_different_rows(self) -> None:
+        one, _ = split(shards(100), 0.2, seed=1)
+        other, _ = split(shards(100), 0.2, seed=2)
+        assert one.rows.tolist() != other.rows.tolist()
+
+    def test_nothing_held_out_of_small_nodes(self) -> None:
+        whole = shards(20, 30)
+        train, held_out = split(whole, 0.2, seed=0)
+        assert train is whole
+        assert held_out is None
+
+
+class TestBlocks:
+    def test_mean_is_that_of_rows(self) -> None:
+        model = LinearRegression(3)
+        w = np.array([0.5, -1.0, 0.0, 0.1][: model.parameters], np.float32)
+        whole = shards(100, 180)
+        _, held_out = split(whole, 0.2, seed=0)
+        assert held_out is not None
+        means = held_out.means(held_out.losses(model, w))
+        rows = [held_out.blocks.rows[:20], held_out.blocks.rows[20:]]
+        expected = model.losses(
+            w[None], Shards.of(whole.table, rows), BatchIndices.whole(2)
+        )
+        assert means == pytest.approx(expected, rel=1e-6)
+
+    def test_variance_of_equal_blocks(self) -> None:
+        """With blocks of one size it is the sample variance divided by their number."""
+        held_out = HeldOut.of(shards(80), [np.arange(80)])
+        values = np.random.default_rng(1).normal(size=BLOCKS)
+        expected = values.var(ddof=1) / BLOCKS
+        assert held_out.variances(values)[0] == pytest.approx(expected)
+
+
+def round_of(
+    w: list[float], number: int, best: int, *, catch_up: object = None
+) -> TrainRound:
+    vector = np.array(w, np.float32)
+    return TrainRound(
+        round=number,
+        w=vector,
+        tau=1,
+        eta=0.01,
+        effective=1,
+        report=report_layout((FEATURE,), number == 1),
+        parts=(ValidationPart(best),),
+        catch_up=catch_up,  # type: ignore[arg-type]
+    )
+
+
+def fleet() -> Fleet:
+    model = LinearRegression(3)
+    return Fleet(model, shards(100, 20, 180), batch=10, seed=0, features=(FEATURE,))
+
+
+class TestNodes:
+    def test_reports_gap_to_best(self) -> None:
+        size = fleet().model.parameters
+        first = [0.0] * size
+        second = [0.5] * size
+        nodes = fleet()
+        one = nodes.answer(round_of(first, 1, 0))
+        two = nodes.answer(round_of(second, 2, 1))
+        assert one.numbers["validation"].tolist() == one.numbers["validation_best"].tolist()
+        assert two.numbers["validation_best"].tolist() == one.numbers["validation"].tolist()
+        assert two.numbers["validated"].tolist() == [1, 0, 1]
+        assert two.numbers["validation"][1] == 0
+
+    def test_missed_round_is_recomputed(self) -> None:
+        """A node that only learns w^v from a catch-up reports the same numbers."""
+        size = fleet().model.parameters
+        first = [0.0] * size
+        second = [0.5] * size
+        present = fleet()
+        present.answer(round_of(first, 1, 0))
+        expected = present.answer(round_of(second, 2, 1))
+        w = np.array(first, np.float32)
+        missed = CatchUp(w, (ValidationCatchUp(1, w),))
+        late = fleet().answer(round_of(second, 2, 1, catch_up=missed))
+        for name in ("validation", "validation_best", "validation_variance"):
+            assert late.numbers[name].tolist() == expected.numbers[name].tolist()
+
+    def test_weights_count_all_rows(self) -> None:
+        report = fleet().answer(round_of([0.0] * fleet().model.parameters, 1, 0))
+        assert report.sizes.tolist() == [100, 20, 180]
+
+
+def noisy_shards(nodes: int = 4, rows: int = 120) -> list[tuple[Float32, Int64]]:
+    """Few rows with many features: a model that fits them all does not generalise."""
+    rng = np.random.default_rng(5)
+    weights = 3.0 * (np.arange(40) < 3)
+    made = []
+    for _ in range(nodes):
+        x = rng.normal(size=(rows, 40)).astype(np.float32)
+        chance = 1 / (1 + np.exp(-x @ weights))
+        made.append((x, (rng.random(rows) < chance).astype(np.int64)))
+    return made
+
+
+class TestRuns:
+    def test_best_validated_w_is_returned(self) -> None:
+        """The returned w has the lowest validation loss, computed here by hand."""
+        shards_of_nodes = noisy_shards()
+        result = fedbudget.train(shards=shards_of_nodes, model="softmax", budget="time=10s")
+        known = [each.validation for each in result.rounds if each.validation is not None]
+        assert result.validation_loss == pytest.approx(min(known), rel=1e-6)
+        assert min(known) < known[-1]
+
+        x = np.concatenate([each[0] for each in shards_of_nodes])
+        y = np.concatenate([each[1] for each in shards_of_nodes])
+        rows = np.split(np.arange(480), 4)
+        share = 0.3  # 480 rows
+        _, held_out = split(Shards.of(Table(x, y.astype(np.float32)), rows), share, seed=0)
+        assert held_out is not None
+        chosen = held_out.blocks.rows
+        scores = result.model.predict_proba(x[chosen])
+        by_hand = -np.log(scores[np.arange(len(chosen)), y[chosen]]).mean()
+        assert result.validation_loss == pytest.approx(by_hand, rel=1e-4)
+
+    def test_run_ends_when_validation_stalls(self) -> None:
+        options = {"shards": noisy_shards(), "model": "softmax", "budget": "time=100s"}
+        early = fedbudget.train(**options)  # type: ignore[arg-type]
+        assert early.stopped_by == "validation"
+        assert early.spent["time"] < 50
+        whole = fedbudget.train(**options, spend_all=True)  # type: ignore[arg-type]
+        assert whole.stopped_by == "time"
+        assert whole.spent["time"] > 98
+
+    def test_more_budget_is_not_worse(self) -> None:
+        losses = [
+            fedbudget.train(
+                shards=noisy_shards(), model="softmax", budget=f"time={seconds}s"
+            ).validation_loss
+            for seconds in (5, 20, 80)
+        ]
+        known = [loss for loss in losses if loss is not None]
+        assert len(known) == 3
+        assert known == sorted(known, reverse=True)
+
+    def test_extended_run_goes_on(self, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        data = tmp_path / "data"
+        data.mkdir()
+        for number, (x, y) in enumerate(noisy_shards()):
+            np.savez(data / f"{number}.npz", x=x, y=y)
+        first = fedbudget.train(
+            dataset=str(data), test_share=0.0, budget="time=100s", out=out
+        )
+        assert first.stopped_by == "validation"
+        more = fedbudget.train(resume=out, budget="time=+20s")
+        assert len(more.rounds) > len(first.rounds) + 5
+        assert more.validation_loss is not None
+        assert first.validation_loss is not None
+        assert more.validation_loss <= first.validation_loss
+
+    def test_validation_costs_budget(self) -> None:
+        """A round with validation costs m / (3 · mini-batch) updates more."""
+        options = {
+            "shards": noisy_shards(),
+            "model": "softmax",
+            "budget": "time=10s",
+            "tau": 5,
+            "batch_size": 20,
+        }
+        plain = fedbudget.train(**options, validation=0)  # type: ignore[arg-type]
+        checked = fedbudget.train(**options)  # type: ignore[arg-type]
+        before = plain.rounds[1]
+        after = checked.rounds[1]
+        extra = after.b["time"] - before.b["time"]
+        assert extra == pytest.approx(36 / (3 * 20) * after.c["time"])
+
+    def test_until_loss_uses_validation(self) -> None:
+        result = fedbudget.train(
+            shards=noisy_shards(), model="softmax", budget="time=20s", until="loss=0.6"
+        )
+        assert result.stopped_by == "target"
+        assert result.rounds[-1].validation is not None
+        assert result.rounds[-1].validation <= 0.6
+
+    def test_half_of_nodes_absent(self) -> None:
+        result = fedbudget.train(
+            shards=noisy_shards(8), model="softmax", budget="time=10s", participation=0.5
+        )
+        assert result.validation_loss is not None
+        assert result.validation_start is not None
+        assert result.validation_loss < result.validation_start
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"method": "paper", "validation": 0.2}, "trains on all samples"),
+        ({"budget": "privacy=4", "validation": 0.2}, "does not work with a privacy budget"),
+    ],
+)
+def test_validation_is_refused(options: dict[str, object], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        fedbudget.train(shards=noisy_shards(), **options)  # type: ignore[arg-type]
+
+
+def test_share_is_between_bounds() -> None:
+    state = FEATURE.first(np.zeros(3, np.float32))
+    assert math.isnan(state.loss)
+    with pytest.raises(ValueError, match="ends after"):
+        replace(state, ends=0.0).require_possible(np.zeros(3, np.float32))
