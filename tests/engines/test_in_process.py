@@ -312,6 +312,7 @@ class TestBudgetIsKept:
             "tau": "adaptive" if rng.random() < 0.5 else int(rng.integers(1, 40)),
             "batch_size": "full" if rng.random() < 0.5 else 4,
             "seed": int(rng.integers(0, 2**31)),
+            "validation": 0.0,
             "watts": float(rng.uniform(0.1, 20)),
             "joules_per_byte": float(10 ** rng.uniform(-8, -3)),
             "price_per_hour": float(rng.uniform(0.01, 2)),

@@ -67,7 +67,10 @@ def assert_same_run(one: Result, other: Result) -> None:
     assert [replace(record, wall=0.0) for record in one.rounds] == [
         replace(record, wall=0.0) for record in other.rounds
     ]
-    assert one.to_json() == other.to_json()
+    figures = [each.to_json() for each in (one, other)]
+    for each in figures:
+        each.pop("sites", None)  # on Ray only sums over nodes arrive
+    assert figures[0] == figures[1]
 
 
 @pytest.mark.parametrize(

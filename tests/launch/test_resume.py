@@ -260,7 +260,7 @@ def test_fleet_too_large_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     longer = train(**DATA, resume=tmp_path / "run", budget="time=+3s")
     assert (tmp_path / "run" / "checkpoint.safetensors").stat().st_size < 10_000
     assert longer.rounds[-1].t > first.rounds[-1].t
-    assert longer.loss < first.loss
+    assert longer.loss <= first.loss
     assert np.isfinite([record.loss for record in longer.rounds]).all()
 
 

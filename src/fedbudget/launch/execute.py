@@ -305,7 +305,7 @@ def _sites(prepared: PreparedRun, chosen: Chosen | None) -> dict[str, SiteLoss]:
     if chosen is None:
         return {}
     names = {
-        number: status.name if len(status.numbers) == 1 else f"{status.name}/{number}"
+        str(number): status.name if len(status.numbers) == 1 else f"{status.name}/{number}"
         for status in prepared.engine.node_statuses()
         for number in status.numbers
     }

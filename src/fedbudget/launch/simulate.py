@@ -91,6 +91,7 @@ def simulate(
     inputs = TrainingInputs.of(settings, overrides)
     settings, rows = distribute(inputs.settings, inputs.dataset)
     shards = Shards.of(inputs.train, rows)
+    unattacked = shards
     attack = attack_of(settings, len(rows))
     if attack is not None and attack.name == "label-flip":
         shards = with_flipped_labels(shards, attack.first)
@@ -130,7 +131,7 @@ def simulate(
         aggregator=aggregator,
         engine=engine,
         repeatable=not overrides,
-        train_rows=training_rows(settings, shards),
+        train_rows=training_rows(settings, unattacked),
         shards=shards,
         resumed=resumed,
         trial_seconds=time.perf_counter() - began,

@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 MAX_LISTED = 200
 """If there are more nodes, a record contains only their means."""
 
-_OPTIONAL = (
-    *("metrics", "spread", "work", "private", "extra"),
-    *("validation", "validation_best", "validation_error"),
-)
-"""Fields that are written only if present."""
+_OPTIONAL = ("metrics", "spread", "work", "private", "extra")  # written only if not empty
+_VALIDATION = ("validation", "validation_best", "validation_error")
+"""Fields that are written only if w was validated."""
 _MAY_BE_NAN = ("loss", "best_loss", "plain_delta", "corrected_delta")
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -144,6 +142,7 @@ class RoundRecord:
             name: value
             for name, value in vars(self).items()
             if value or name not in _OPTIONAL
+            if value is not None or name not in _VALIDATION
         }
         for name in _MAY_BE_NAN:
             value = values[name]

@@ -279,8 +279,8 @@ class Chosen:
     loss: float
     first_loss: float
     improved: int
-    sites: Mapping[int, float] = field(default_factory=dict)
-    first_sites: Mapping[int, float] = field(default_factory=dict)
+    sites: Mapping[str, float] = field(default_factory=dict)
+    first_sites: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

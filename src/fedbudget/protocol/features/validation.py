@@ -76,7 +76,8 @@ MOST_SITES = 1000
 """Nodes up to which the losses of each are kept."""
 
 BLOCKS = 8
-"""Largest number of blocks of a node's held-out rows."""
+BLOCK_ROWS = 5
+"""Largest number of blocks of a node's held-out rows, and fewest rows of a block."""
 
 COST = 0.05
 """Largest cost of validation, as a share of the cost of local updates."""
@@ -175,12 +176,13 @@ class HeldOut:
         owner = []
         for node, rows in enumerate(held_out):
             if len(rows):
-                parts += np.array_split(rows, min(BLOCKS, len(rows)))
-                owner += [node] * min(BLOCKS, len(rows))
+                blocks = min(BLOCKS, max(1, len(rows) // BLOCK_ROWS))
+                parts += np.array_split(rows, blocks)
+                owner += [node] * blocks
         sizes = np.array([len(rows) for rows in held_out], np.int64)
         owners = np.array(owner, np.int64)
-        blocks = Shards.of(shards.table, parts)
-        return cls(blocks, owners, blocks.size / sizes[owners], sizes)
+        divided = Shards.of(shards.table, parts)
+        return cls(divided, owners, divided.size / sizes[owners], sizes)
 
     def losses(self, model: Model, w: Float32) -> Float64:
         """Return the loss of w on each block, [blocks]."""
@@ -285,8 +287,8 @@ class ValidationState(FeatureState):
     improved: int = 0
     improved_round: int = 1
     ends: float = 1.0
-    sites: Mapping[int, float] = field(default_factory=dict)
-    first_sites: Mapping[int, float] = field(default_factory=dict)
+    sites: Mapping[str, float] = field(default_factory=dict)
+    first_sites: Mapping[str, float] = field(default_factory=dict)
 
     def require_possible(self, w: Float32) -> None:
         if self.w.shape != w.shape or not np.isfinite(self.w).all():
@@ -480,7 +482,7 @@ class Validation(Feature):
         return replace(state, ends=min(1.0, spent / (1 - LANDING)))
 
 
-def _site_losses(sums: Sums) -> dict[int, float]:
+def _site_losses(sums: Sums) -> dict[str, float]:
     """Return the validation loss of each node that has one; empty if only sums arrived."""
     report = sums.report
     if report is None or "validation" not in report.numbers:
@@ -488,5 +490,5 @@ def _site_losses(sums: Sums) -> dict[int, float]:
     if len(report.nodes) > MOST_SITES:
         return {}
     known = report.numbers["validated"] > 0
-    numbers = report.nodes[known].tolist()
+    numbers = map(str, report.nodes[known].tolist())
     return dict(zip(numbers, report.numbers["validation"][known].tolist(), strict=True))
