@@ -79,6 +79,7 @@ from fedbudget.protocol.stages import (
     reopen,
     step_size_inputs,
     was_last,
+    watch_losses,
     with_losses,
 )
 from fedbudget.protocol.state import (
@@ -242,12 +243,14 @@ class Aggregator:
         # 3. Losses, and the best w so far. The final round ends here.
         state, best = with_losses(state, sums)
         if not isinstance(broadcast, TrainRound):
+            state = watch_losses(state, filtered, best=best, recover=False)
             self.last = self._round(state, broadcast, filtered, None)
             return self._answer(updated(state, phase=Phase.DONE, became_best=best))
         state = updated(state, t=state.t + round(broadcast.effective))
 
         # 4. Return to the best w, if the run diverges.
         state, recover = check_recovery(state, sums, adapts=method.step_size.adapts)
+        state = watch_losses(state, filtered, best=best, recover=recover)
 
         # 5. Combine the reports and move w.
         inputs = step_size_inputs(method.spending, self.ledger, ledger, sums, best=best)
@@ -621,5 +624,6 @@ class Aggregator:
             left_out=filtered.sums.left_out,
             shortened=filtered.shortened,
             outliers=filtered.outliers,
+            excluded=state.watch.excluded,
             **extra,
         )
