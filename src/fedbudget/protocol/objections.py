@@ -10,11 +10,13 @@ rules below are safe in both cases. They apply to three or more peers on other m
 Let S be the loss level: the median loss over peers, in the first round or at w^f now,
 whichever is larger. Let D_p be the number of samples of a node's peer.
 
-1. **Limits.** A rise counts up to 2 S D / D_p, and a fall up to 2 S, or up to 100 times the
-   median change if that is more. A change beyond its limit counts as the limit, with its
-   sign. So each peer can raise the mean loss by 2 S. The others can lower it by no more
+1. **Limits.** A rise counts up to 20 S D / D_p, and a fall up to 2 S, or up to 100 times
+   the median change if that is more. A change beyond its limit counts as the limit, with
+   its sign. So each peer can raise the mean loss by 20 S. The others can lower it by no more
    than their own losses, so the mean shows the rise: w(t₀) does not become w^f, and the run
-   returns to w^f. A fall that is cut harms nobody. F_i(w^f) is limited to 1000 S.
+   returns to w^f. Honest nodes hardly reach the limit, because the run returns when the
+   mean loss has risen by half. A fall that is cut harms nobody. F_i(w^f) is limited to
+   1000 S.
 2. **Flattery.** If the median peer's loss rises by more than S / 10 and is above that of
    the first round, falls count as 0. So a minority cannot make a w look best that is worse
    than w(0) for most.
@@ -49,7 +51,8 @@ from fedbudget.protocol.messages import LossReport
 from fedbudget.protocol.outliers import FEWEST, Outlier, PeerGroups, median, reference
 
 _MAX_LOSS = 1e3  # limit of F_i(w^f), times the loss level
-_MAX_CHANGE = 2.0  # limit of a change of the mean loss, times the loss level
+_MAX_RISE = 20.0  # limit of the rise of the mean loss, times the loss level
+_MAX_FALL = 2.0  # limit of the fall of a node's loss, times the loss level
 _MAX_RATIO = 100.0  # changes up to this multiple of the median change are accepted
 _FALSE = 0.02  # larger change at w^f itself, as a share of the loss level: a false report
 _OBJECTION = 0.1  # smallest rise that is an objection, as a share of the loss level
@@ -292,11 +295,11 @@ def _limits(
     """
     accepted = _MAX_RATIO * reference(peers.medians(change))
     start = first_loss if math.isfinite(first_loss) else 0.0
-    decisive = _MAX_CHANGE * max(level, start)
+    decisive = _MAX_RISE * max(level, start)
     sizes = peers.totals(report.sizes)
     return _Limits(
         rise=np.maximum(accepted, decisive * (report.sizes.sum() / sizes)),
-        fall=max(accepted, _MAX_CHANGE * level),
+        fall=max(accepted, _MAX_FALL * level),
         loss=_MAX_LOSS * level,
         unknown=level,
     )
