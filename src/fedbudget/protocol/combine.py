@@ -1,4 +1,4 @@
-"""Combination rules and outlier capping: how the nodes' reports become one w.
+"""Combination rules: how the nodes' reports become one w.
 
 A combination rule is a value with one pure function, `combine`. Its result goes to the
 update rule (update.py) as the mean of the nodes. The weighted mean needs only sums over

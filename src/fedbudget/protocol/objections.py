@@ -12,11 +12,11 @@ whichever is larger. Let D_p be the number of samples of a node's peer.
 
 1. **Limits.** A rise counts up to 20 S D / D_p, and a fall up to 2 S, or up to 100 times
    the median change if that is more. A change beyond its limit counts as the limit, with
-   its sign. So each peer can raise the mean loss by 20 S. The others can lower it by no more
-   than their own losses, so the mean shows the rise: w(t₀) does not become w^f, and the run
-   returns to w^f. Honest nodes hardly reach the limit, because the run returns when the
-   mean loss has risen by half. A fall that is cut harms nobody. F_i(w^f) is limited to
-   1000 S.
+   its sign. So each peer can raise the mean loss by 20 S. The others can lower it by no
+   more than their own losses, so the mean shows the rise: w(t₀) does not become w^f, and
+   the run returns to w^f. Honest nodes hardly reach the limit, because the run returns
+   when the mean loss has risen by half. A fall that is cut harms nobody. F_i(w^f) is
+   limited to 1000 S.
 2. **Flattery.** If the median peer's loss rises by more than S / 10 and is above that of
    the first round, falls count as 0. So a minority cannot make a w look best that is worse
    than w(0) for most.
