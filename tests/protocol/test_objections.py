@@ -26,7 +26,7 @@ from fedbudget.protocol.state import AggregatorState, Round
 from support.hand_made import ONE, as_train, last, make
 
 LEVEL = 0.7
-WATCH = LossWatch(level=LEVEL)
+WATCH = LossWatch(level=LEVEL, start=LEVEL)
 
 
 def losses(
@@ -133,6 +133,13 @@ class TestLimits:
         """For two of three nodes, w is worse than at the start."""
         assert mean_change(limited(losses([0.6, 0.6, -1.3]))) == pytest.approx(0.4)
         assert mean_change(limited(losses([0.3, 0.3, -1.3]))) < 0
+
+    def test_level_of_a_late_third_peer(self) -> None:
+        """Two nodes reached 0.4 from 2.3; a third joins, and w helps it alone."""
+        first = limited(losses([-0.1, -0.1, 2.0]), watch=LossWatch(), first_loss=2.3)
+        report = losses([0.3, 0.3, -5.0], [0.2, 0.2, 5.5])
+        found = limited(report, watch=first.watch, first_loss=2.3)
+        assert found.report is report
 
     def test_two_peers_stay(self) -> None:
         report = losses([0.0, 1e9])

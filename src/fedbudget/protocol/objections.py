@@ -8,7 +8,9 @@ nodes' changes are then tiny, so that no multiple of them is a limit for an hone
 rules below are safe in both cases. They apply to three or more peers on other machines.
 
 Let S be the loss level: the median loss over peers, in the first round or at w^f now,
-whichever is larger. Let D_p be the number of samples of a node's peer.
+whichever is larger. If fewer than three peers took part in the first round, it is that of
+the first round with three, and F(w(0)) in rules 1 and 2 if that is more. Let D_p be the
+number of samples of a node's peer.
 
 1. **Limits.** A rise counts up to 20 S D / D_p, and a fall up to 2 S, or up to 100 times
    the median change if that is more. A change beyond its limit counts as the limit, with
@@ -111,11 +113,13 @@ class LossWatch:
     """What the aggregator remembers of reported losses.
 
     Args:
-      level: median loss over peers in the first round; 0 before it.
+      level: median loss over peers in the first round with three of them; 0 before it.
+      start: typical loss at w(0): `level`, or F(w(0)) if fewer took part in round 1.
       objectors: nodes with decisive objections, by rising number.
     """
 
     level: float = 0.0
+    start: float = 0.0
     objectors: tuple[Objector, ...] = ()
 
     @property
@@ -210,14 +214,15 @@ def limit_losses(
     level = watch.level
     if not level:
         level = reference(peers.medians(report.losses))
-        watch = replace(watch, level=level)
+        late = math.isfinite(first_loss)
+        watch = replace(watch, level=level, start=max(level, first_loss) if late else level)
     level = max(level, reference(peers.medians(report.best_losses)))
 
-    limits = _limits(report, peers, change, level, first_loss)
+    limits = _limits(report, peers, change, max(level, watch.start), first_loss)
     best = limits.best(report.best_losses)
     counted = limits.change(change)
     outliers = limits.outliers(report, best, change, counted)
-    if _worse_than_start(report, peers, change, watch.level):
+    if _worse_than_start(report, peers, change, watch):
         counted = np.maximum(counted, 0.0)
 
     if at_best:
@@ -308,12 +313,12 @@ def _limits(
 
 
 def _worse_than_start(
-    report: LossReport, peers: PeerGroups, change: Float64, level: float
+    report: LossReport, peers: PeerGroups, change: Float64, watch: LossWatch
 ) -> bool:
     """Whether w(t₀) is worse for the median peer than w^f and than w(0)."""
-    if not median(peers.medians(change)) > _OBJECTION * level:
+    if not median(peers.medians(change)) > _OBJECTION * watch.level:
         return False
-    return median(peers.medians(report.losses)) > level
+    return median(peers.medians(report.losses)) > watch.start
 
 
 def _objection(
