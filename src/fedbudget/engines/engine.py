@@ -38,6 +38,8 @@ from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.features.feature import NodeTimes
 from fedbudget.protocol.features.workload import updates_of
 from fedbudget.protocol.messages import Broadcast, FinalRound, Report
+from fedbudget.protocol.objections import Objector
+from fedbudget.protocol.outliers import Outlier
 from fedbudget.protocol.state import AggregatorState, Outcome, Round
 from fedbudget.protocol.sums import NoisySums, Sums
 from fedbudget.resources import round_usage
@@ -54,7 +56,8 @@ Pay = Callable[[int, float], None]
 """Records the privacy cost ρ of a round durably: called with its number and ρ."""
 
 _LOG = logging.getLogger("fedbudget.network")
-_OFTEN = 10  # rounds with a shortened update, until a warning
+_OFTEN = 10  # fewest rounds with a shortened update, until a warning
+_MOSTLY = 0.8  # the same, as a share of all rounds
 
 
 def no_payment(round_: int, rho: float) -> None:
@@ -137,8 +140,11 @@ class RoundEngine(Engine):
     def __post_init__(self) -> None:
         if self.nodes.remote:
             self.checkpoint_interval = 0.0
+        self._rounds = 0  # rounds so far
         self._shortened: Counter[int] = Counter()  # shortened updates by node number
+        self._warned_shortened: set[str] = set()  # names of nodes with such a warning
         self._warned: set[int] = set()  # numbers of nodes with outliers
+        self._excluded: set[int] = set()  # numbers of nodes whose losses do not count
 
     def run(
         self,
@@ -196,10 +202,13 @@ class RoundEngine(Engine):
             message = self._receive(broadcast, collected, used, wire_bytes)
             settle(aggregator, pay)
             record = completed_record(aggregator.last, collected)
+            self._rounds += 1
             if record.shortened:
                 self._warn_shortened(record.shortened)
             if record.outliers:
                 self._warn_outliers(record.outliers)
+            if len(record.excluded) > len(self._excluded):
+                self._warn_excluded(record.excluded)
             last = record, broadcast.w
         if last is not None:
             observe(*last)
@@ -243,32 +252,48 @@ class RoundEngine(Engine):
         )
 
     def _warn_shortened(self, numbers: Sequence[int]) -> None:
-        """Warn once about each node whose updates are shortened often.
+        """Warn once about each machine whose updates are shortened in most rounds.
 
         Any node's update may be shortened now and then when little is left to learn.
         """
         self._shortened.update(numbers)
-        new = {number for number in numbers if self._shortened[number] == _OFTEN}
-        for node in self.nodes.node_statuses() if new else ():
-            if new & set(node.numbers):
+        most = max(_OFTEN, _MOSTLY * self._rounds)
+        often = {number for number in numbers if self._shortened[number] >= most}
+        for node in self.nodes.node_statuses() if often else ():
+            theirs = often & set(node.numbers)
+            if theirs and node.name not in self._warned_shortened:
+                self._warned_shortened.add(node.name)
                 _LOG.warning(
-                    "%s's updates are far longer than those of most, and are cut to length",
+                    "%s's updates were far longer than the median update in %d of %d "
+                    "rounds, and were shortened",
                     node.name,
+                    max(self._shortened[number] for number in theirs),
+                    self._rounds,
                 )
 
-    def _warn_outliers(self, outliers: Mapping[int, tuple[str, ...]]) -> None:
-        """Warn once about each machine with numbers far from those of others."""
+    def _warn_outliers(self, outliers: Mapping[int, tuple[Outlier, ...]]) -> None:
+        """Warn once about each machine with numbers beyond their limits."""
         new = outliers.keys() - self._warned
         for node in self.nodes.node_statuses() if new else ():
-            theirs = new & set(node.numbers)
+            theirs = sorted(new & set(node.numbers))
             if theirs and self._warned.isdisjoint(node.numbers):
-                names = {name for number in theirs for name in outliers[number]}
-                _LOG.warning(
-                    "%s reported outliers in %s; they are capped or left out",
-                    node.name,
-                    ", ".join(sorted(names)),
-                )
+                each = {one.name: one for number in theirs for one in outliers[number]}
+                texts = [str(each[name]) for name in sorted(each)]
+                _LOG.warning("%s reported %s", node.name, "; and ".join(texts))
         self._warned |= new
+
+    def _warn_excluded(self, excluded: Sequence[Objector]) -> None:
+        """Warn once about each machine whose losses do not count any more."""
+        new = {each.node: each for each in excluded if each.node not in self._excluded}
+        for node in self.nodes.node_statuses():
+            theirs = [new[number] for number in node.numbers if number in new]
+            if theirs and self._excluded.isdisjoint(node.numbers):
+                _LOG.warning(
+                    "%s's losses do not count in this run any more: %s",
+                    node.name,
+                    theirs[0].excluded,
+                )
+        self._excluded |= new.keys()
 
     def wake(self) -> None:
         self.nodes.wake()

@@ -80,6 +80,7 @@ from fedbudget.protocol.stages import (
     reopen,
     step_size_inputs,
     was_last,
+    watch_losses,
     with_losses,
 )
 from fedbudget.protocol.state import (
@@ -246,6 +247,7 @@ class Aggregator:
         # 3. Losses, and the best w so far. The final round ends here.
         state, best = with_losses(state, sums)
         if not isinstance(broadcast, TrainRound):
+            state = watch_losses(state, filtered, best=best, recover=False)
             state = self._follow_final(state, sums)
             self.last = self._round(state, broadcast, filtered, None)
             return self._answer(updated(state, phase=Phase.DONE, became_best=best))
@@ -253,6 +255,7 @@ class Aggregator:
 
         # 4. Return to the best w, if the run diverges.
         state, recover = check_recovery(state, sums, adapts=method.step_size.adapts)
+        state = watch_losses(state, filtered, best=best, recover=recover)
 
         # 5. Combine the reports and move w.
         before = self._planned(self.state)
@@ -661,5 +664,6 @@ class Aggregator:
             left_out=filtered.sums.left_out,
             shortened=filtered.shortened,
             outliers=filtered.outliers,
+            excluded=state.watch.excluded,
             **extra,
         )

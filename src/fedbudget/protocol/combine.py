@@ -1,4 +1,4 @@
-"""Combination rules and outlier capping: how the nodes' reports become one w.
+"""Combination rules: how the nodes' reports become one w.
 
 A combination rule is a value with one pure function, `combine`. Its result goes to the
 update rule (update.py) as the mean of the nodes. The weighted mean needs only sums over
@@ -13,34 +13,22 @@ rare honest value is part of many such means, and a distant attacker of none.
 docs/guide/robustness.md lists which attacks each rule survives, and its cost without
 attackers.
 
-The aggregator also cannot verify a reported loss or smoothness. `cap_figures` compares
-each figure with those of the other peers. With three or more peers, a figure beyond a
-multiple of their median counts as unknown, or as the median. A false figure therefore has
-a limited effect, and reports of honest nodes, which lie within that multiple, stay as they
-are to the bit. Peers are compared, not nodes: a peer with a hundred nodes counts once.
+Reported losses and other numbers are limited before (outliers.py).
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, TypeGuard
 
 import numpy as np
 
 from fedbudget.arrays import Flags, Float32, Float64, Int64
-from fedbudget.protocol.features.feature import Reported
 from fedbudget.protocol.messages import LossReport, Report
+from fedbudget.protocol.outliers import FEWEST, median
 from fedbudget.protocol.sums import add_up
 
-FEWEST = 3
-"""Fewest peers, or nodes, among which an outlier can be identified."""
-
-MOST_SAMPLES = 10_000
-"""A peer cannot claim more than this multiple of the median number of samples."""
-
-_MAX_LOSS = 1e3  # limit of a loss, times the median
-_MAX_GAP = 100.0  # limit of F_i(w(t₀)) - F_i(w^f), times the median
-_NOISE = 0.02  # a gap within this share of the loss is always accepted
+_LOSS_PAIRS = (("losses", "best_losses"), ("validation", "validation_best"))
+"""Losses of w(t₀) and of the best w so far."""
 
 
 class CombineRule(Protocol):
@@ -104,14 +92,22 @@ class ClippedMean:
     """Weighted mean of updates, with updates far longer than the median shortened: the
     default of `fedbudget.serve`.
 
-        Δ_i = w_i - w(t₀),  r_i = ‖Δ_i‖ / median_j ‖Δ_j‖
+        Δ_i = w_i - w(t₀),  m_i = max(1, median_j D_j / D_i)
+        r_i = ‖Δ_i‖ / (m_i median_j ‖Δ_j‖)
         Δ_i ← Δ_i / r_i² if r_i > 6
         w = w(t₀) + Σ D_i Δ_i / Σ D_i
 
     An update that is r times as long as the median receives the median length divided by
     r: the more it deviates, the less it counts, as in redescending estimators. At the
     median length itself, one opposing node of three would undo half of the others'
-    progress in every round. If no update is too long, the result is the weighted mean to
+    progress in every round.
+
+    A node with few samples may have longer updates, by m_i. Its weight is small, so these
+    move w no further. It needs them: at the minimum of F the weighted updates cancel, and
+    the update of a node with a twelfth of the samples is eleven times as long as the mean
+    update of the others. Without m_i, w would leave this minimum for that of the others.
+
+    If no update is too long, the result is the weighted mean to
     the bit, and drift can be corrected. Reported gradients are shortened in the same way.
     With fewer than three nodes nothing is shortened.
 
@@ -140,7 +136,8 @@ class ClippedMean:
         changed = {}
         for name, vectors in report.vectors.items():
             origin = start if name == "w" else np.zeros_like(start)
-            scale = self._scale(_distances(vectors[:, :counted], origin[:counted]))
+            lengths = _distances(vectors[:, :counted], origin[:counted])
+            scale = self._scale(lengths, report.sizes)
             if scale is None:
                 continue
             # A vector that is not finite stays so, and is left out later.
@@ -151,12 +148,15 @@ class ClippedMean:
             return report
         return replace(report, vectors={**report.vectors, **changed})
 
-    def _scale(self, lengths: Float64) -> Float32 | None:
+    def _scale(self, lengths: Float64, sizes: Int64) -> Float32 | None:
         """Factor for each vector, [n]; None if all stay as they are."""
         known = [length for length in lengths.tolist() if math.isfinite(length)]
-        usual = median(known) if known else 0.0
+        middle = median(known) if known else 0.0
+        if middle == 0 or not (lengths > self.most * middle).any():
+            return None
+        usual = middle * np.maximum(1.0, median(sizes.tolist()) / sizes)
         beyond = lengths > self.most * usual
-        if usual == 0 or not beyond.any():
+        if not beyond.any():
             return None
         ratio = usual / np.where(beyond, lengths, 1.0)
         return np.where(beyond, np.square(ratio), 1.0).astype(np.float32)
@@ -278,10 +278,14 @@ def without_outliers(report: Report, count: int) -> Report:
     """
     if not isinstance(report, LossReport):
         return report
-    gap = report.losses - report.best_losses
-    best = _winsorize(report.best_losses, count)
-    losses = best + _winsorize(gap, count)
-    numbers = {**report.numbers, "losses": losses, "best_losses": best}
+    numbers = dict(report.numbers)
+    for name, best_name in _LOSS_PAIRS:
+        if name in numbers:
+            known = numbers.get("validated", np.ones(1)) > 0 if name != "losses" else True
+            best = _winsorize(numbers[best_name], count, known)
+            gap = _winsorize(numbers[name] - numbers[best_name], count, known)
+            numbers[name] = best + gap
+            numbers[best_name] = best
     return replace(report, numbers=numbers)
 
 
@@ -309,134 +313,19 @@ def shortened_nodes(report: Report, capped: Report) -> tuple[int, ...]:
     return tuple(report.nodes[~same].tolist())
 
 
-def cap_figures(
-    report: Report, peers: Int64, groups: Sequence[Reported]
-) -> tuple[Report, dict[int, tuple[str, ...]]]:
-    """Limit implausible numbers in the reports of nodes on other machines.
-
-    Args:
-      report: the merged reports.
-      peers: index of each node's peer, [n].
-      groups: numbers of features.
-
-    Returns:
-      the report with plausible numbers, and the names of outliers by node number.
-    """
-    distinct = sorted(set(peers.tolist()))
-    if not isinstance(report, LossReport) or len(distinct) < FEWEST:
-        return report, {}
-    figures = _Figures(dict(report.numbers), peers, distinct)
-    _cap_losses(figures)
-    for group in groups:
-        names = [name for name in group.numbers if name in figures.numbers]
-        middles = {name: figures.medians(name) for name in names}
-        usual = {name: median(values) for name, values in middles.items()}
-        for name in names:
-            limit = group.numbers[name] * reference(middles[name])
-            unknown = {name: math.nan} if group.optional else usual
-            figures.replace_beyond(name, limit, unknown)
-    if not figures.outliers:
-        return report, {}
-    named = {
-        int(report.nodes[node]): tuple(sorted(names))
-        for node, names in sorted(figures.outliers.items())
-    }
-    return replace(report, numbers=figures.numbers), named
-
-
-@dataclass
-class _Figures:
-    """Numbers of a round's reports, while outliers are replaced.
-
-    Args:
-      numbers: by name, [n].
-      peers: index of each node's peer, [n].
-      distinct: indices of all peers.
-      outliers: names of replaced numbers by the index of a node.
-    """
-
-    numbers: dict[str, Float64]
-    peers: Int64
-    distinct: Sequence[int]
-    outliers: dict[int, set[str]] = field(default_factory=dict)
-
-    def medians(self, name: str) -> list[float]:
-        """Median of each peer's finite numbers; NaN if a peer has none."""
-        return self.medians_of(self.numbers[name])
-
-    def medians_of(self, values: Float64) -> list[float]:
-        if len(self.distinct) == len(self.peers):  # every peer is one node
-            return list(values.tolist())
-        parts = [values[self.peers == peer] for peer in self.distinct]
-        known = [part[np.isfinite(part)] for part in parts]
-        return [float(np.median(part)) if len(part) else math.nan for part in known]
-
-    def replace_beyond(
-        self, name: str, limit: float, replacements: Mapping[str, float]
-    ) -> None:
-        """Replace numbers of nodes whose number `name` exceeds the limit."""
-        beyond = np.abs(self.numbers[name]) > limit
-        if not beyond.any():
-            return
-        for other, value in replacements.items():
-            self.numbers[other] = np.where(beyond, value, self.numbers[other])
-        self.note(name, beyond)
-
-    def note(self, name: str, beyond: Flags) -> None:
-        for node in np.flatnonzero(beyond).tolist():
-            self.outliers.setdefault(node, set()).add(name)
-
-
-def _cap_losses(figures: _Figures) -> None:
-    """An implausible loss counts as the median, and an implausible gap as the median
-    gap."""
-    for name in ("losses", "best_losses"):
-        usual = reference(figures.medians(name))
-        figures.replace_beyond(name, _MAX_LOSS * usual, {name: usual})
-
-    best = figures.numbers["best_losses"]
-    gaps = figures.numbers["losses"] - best
-    middles = figures.medians_of(gaps)
-    limit = max(
-        _MAX_GAP * reference(middles), _NOISE * reference(figures.medians("best_losses"))
-    )
-    beyond = ~(np.abs(gaps) <= limit)
-    if beyond.any():
-        losses = figures.numbers["losses"]
-        figures.numbers["losses"] = np.where(beyond, best + median(middles), losses)
-        figures.note("losses", beyond)
-
-
-def reference(figures: Sequence[float]) -> float:
-    """Typical magnitude: the median of magnitudes, or the second largest if that is 0.
-
-    >>> reference([1.0, 3.0, 1e30]), reference([0.0, 0.0, 1e30])
-    (3.0, 0.0)
-    """
-    known = [abs(figure) for figure in figures if math.isfinite(figure)]
-    if not known:
-        return 0.0
-    return median(known) or sorted(known)[max(0, len(known) - 2)]
-
-
-def median(figures: Sequence[float]) -> float:
-    """Return numpy's median, in a tenth of its time for a few figures."""
-    if any(map(math.isnan, figures)):
-        return math.nan
-    ordered = sorted(figures)
-    half = len(ordered) // 2
-    if len(ordered) % 2:
-        return float(ordered[half])
-    return float((ordered[half - 1] + ordered[half]) / 2)
-
-
-def _winsorize(values: Float64, count: int) -> Float64:
+def _winsorize(values: Float64, count: int, counted: Flags | bool = True) -> Float64:
     """Limit values to the range that remains without `count` finite values at either
-    end."""
-    known = np.sort(values[np.isfinite(values)])
+    end.
+
+    Args:
+      values: [n].
+      count: number of values to leave out at either end.
+      counted: which values count, [n]; the others stay as they are.
+    """
+    known = np.sort(values[np.isfinite(values) & counted])
     if len(known) <= 2 * count:
         return values
-    return np.clip(values, known[count], known[-1 - count])
+    return np.where(counted, np.clip(values, known[count], known[-1 - count]), values)
 
 
 def _distances(vectors: Float32, start: Float32) -> Float64:

@@ -19,12 +19,13 @@ from fedbudget.errors import UserError
 from fedbudget.protocol.combine import (
     CombineRule,
     averages,
-    cap_figures,
     cap_reports,
     shortened_nodes,
 )
-from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.messages import Broadcast, LossReport, Report
 from fedbudget.protocol.method import Method
+from fedbudget.protocol.objections import LossWatch, Objection, limit_losses
+from fedbudget.protocol.outliers import Outlier, PeerGroups, cap_figures
 from fedbudget.protocol.state import AggregatorState, Phase, updated
 from fedbudget.protocol.sums import Sums, norms
 from fedbudget.protocol.update import (
@@ -47,14 +48,20 @@ class FilteredReports:
       report: reports of all nodes; None if only sums arrived.
       capped: whether the combination rule changed a report.
       shortened: numbers of the nodes whose update the combination rule shortened.
-      outliers: names of the capped numbers by node number.
+      outliers: outliers by node number.
+      watch: the watch over losses, with nodes excluded for a false report.
+      objection: the objection of a minority to w(t₀), if there is one.
+      scales: typical numbers of features in the first round that has them (outliers.py).
     """
 
     sums: Sums
     report: Report | None
     capped: bool = False
     shortened: tuple[int, ...] = ()
-    outliers: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    outliers: Mapping[int, tuple[Outlier, ...]] = field(default_factory=dict)
+    watch: LossWatch = field(default_factory=LossWatch)
+    objection: Objection | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
 
 
 def filter_reports(
@@ -76,15 +83,36 @@ def filter_reports(
       peers: index of each node's peer, [n]; None if nodes are simulated.
     """
     layout = broadcast.report
-    outliers: dict[int, tuple[str, ...]] = {}
-    known = reports if isinstance(reports, Report) else reports.report
-    if peers is not None and known is not None:
-        groups = [feature.reported(broadcast.round == 1) for feature in method.features]
-        known, outliers = cap_figures(known, peers, groups)
+    outliers: dict[int, tuple[Outlier, ...]] = {}
+    watch = state.watch
+    scales = state.scales
+    objection: Objection | None = None
+    reported = reports if isinstance(reports, Report) else reports.report
+    known = reported
+    if peers is not None and isinstance(known, LossReport):
+        group = PeerGroups(peers)
+        at_best = np.array_equal(state.w, state.best)
+        found = limit_losses(known, group, watch, state.first_loss, at_best=at_best)
+        watch = found.watch
+        objection = found.objection
+        numbers = [feature.reported(broadcast.round == 1) for feature in method.features]
+        capped_figures = cap_figures(found.report, group, numbers, scales)
+        known = capped_figures.report
+        scales = capped_figures.scales
+        outliers = capped_figures.outliers
+        for node, each in found.outliers.items():
+            outliers[node] = each + outliers.get(node, ())
     if isinstance(reports, Sums):
-        if outliers and known is not None:
+        if known is not reported and known is not None:
             reports = reports.with_report(known, layout)
-        return FilteredReports(reports, None, outliers=outliers)
+        return FilteredReports(
+            reports,
+            None,
+            outliers=outliers,
+            watch=watch,
+            objection=objection,
+            scales=scales,
+        )
     assert known is not None
     capped = cap_reports(method.combine, known, start, state.w.size - state.statistics)
     return FilteredReports(
@@ -93,6 +121,9 @@ def filter_reports(
         capped is not known,
         shortened_nodes(known, capped),
         outliers,
+        watch,
+        objection,
+        scales,
     )
 
 
@@ -113,13 +144,57 @@ def check_recovery(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, 
     The run recovers if no w_i is finite, or if η adapts and w(t₀) is much worse than w^f.
     Losses on small mini-batches are noisy, most of all near 0. So the limit is F(w^f) plus
     half of it, or plus a tenth of F(w(0)) if that is more. The run recovers after two
-    rounds in a row above the limit, or after one above ten times the limit.
+    rounds in a row above the limit, or after one above ten times the limit. A limit below 0
+    is not multiplied.
     """
-    limit = state.best_loss + max(0.5 * state.best_loss, 0.1 * state.first_loss)
+    limit = _recovery_limit(state.best_loss, state.first_loss)
     worse = not state.loss <= limit
-    much_worse = (state.worse and worse) or not state.loss <= 10 * limit
+    much_worse = (state.worse and worse) or not state.loss <= max(limit, 10 * limit)
     recover = not sums.totals["used"] or (adapts and much_worse)
     return updated(state, worse=worse and not recover), recover
+
+
+def _recovery_limit(best_loss: float, first_loss: float) -> float:
+    return best_loss + max(0.5 * best_loss, 0.1 * first_loss)
+
+
+def watch_losses(
+    state: _State, filtered: FilteredReports, *, best: bool, recover: bool
+) -> _State:
+    """Remember typical numbers, and the objection of a round if it was decisive.
+
+    If a node is excluded, the step size rule forgets the returns because of objections.
+
+    Args:
+      state: the state with the losses of the round.
+      filtered: the reports.
+      best: whether w(t₀) is the new w^f.
+      recover: whether the run returns to w^f.
+    """
+    objection = filtered.objection
+    if objection is not None:
+        limit = _recovery_limit(objection.best_loss, state.first_loss)
+        improved = objection.loss < objection.best_loss
+        decisive = improved and not best
+        if recover:
+            decisive = filtered.sums.totals["used"] > 0 and objection.loss <= limit
+        if not decisive:
+            objection = None
+    watch = filtered.watch.after(objection, returned=recover)
+    step_size = state.step_size
+    undisputed = state.undisputed
+    if objection is not None and recover and undisputed is None:
+        undisputed = step_size
+    if len(watch.excluded) > len(state.watch.excluded) and undisputed is not None:
+        step_size = undisputed
+        undisputed = None
+    return updated(
+        state,
+        watch=watch,
+        scales=filtered.scales,
+        step_size=step_size,
+        undisputed=undisputed,
+    )
 
 
 def combine_reports(rule: CombineRule, filtered: FilteredReports) -> Float32:

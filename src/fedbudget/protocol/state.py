@@ -20,6 +20,8 @@ from fedbudget.protocol.features.drift import Divergence
 from fedbudget.protocol.features.feature import Chosen, FeatureSettings, FeatureState
 from fedbudget.protocol.features.workload import WorkShares
 from fedbudget.protocol.method import Method
+from fedbudget.protocol.objections import LossWatch, Objector
+from fedbudget.protocol.outliers import Outlier
 
 if TYPE_CHECKING:
     from dataclasses import replace as updated
@@ -84,6 +86,10 @@ class AggregatorState(Generic[S, U]):
       evaluated: whether the last broadcast is a final round.
       final_rounds: number of final rounds after which the run was extended.
       statistics: number of running statistics at the end of w.
+      watch: objections of nodes on other machines (objections.py).
+      undisputed: state of the step size rule before the first return to w^f because of a
+        minority's objection; None without one.
+      scales: typical numbers that such nodes reported at first, by name (outliers.py).
     """
 
     phase: Phase
@@ -109,6 +115,9 @@ class AggregatorState(Generic[S, U]):
     evaluated: bool = False
     final_rounds: int = 0
     statistics: int = 0
+    watch: LossWatch = field(default_factory=LossWatch)
+    undisputed: S | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     def require_possible(self) -> None:
         """Raise ValueError for a state that no run can reach, as of a corrupt file."""
@@ -178,7 +187,8 @@ class Round:
       work: local updates of each node, unless all made τ; τ is then the slowest node's.
       shortened: numbers of the nodes whose update the combination rule shortened.
       extra: numbers of your own features by name.
-      outliers: names of the capped numbers of nodes on other machines, by node number.
+      outliers: numbers beyond their limits, of nodes on other machines, by node number.
+      excluded: nodes on other machines whose losses do not count.
       validation, validation_best, validation_error: validation loss of w(t₀), of the best w
         so far, and the standard error of their difference; None if w was not validated.
       private: clip, noise and cost of a private round by name. Such a round has no loss; η
@@ -205,7 +215,8 @@ class Round:
     work: WorkShares | None = None
     shortened: tuple[int, ...] = ()
     extra: Mapping[str, float] = field(default_factory=dict)
-    outliers: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    outliers: Mapping[int, tuple[Outlier, ...]] = field(default_factory=dict)
+    excluded: tuple[Objector, ...] = ()
     validation: float | None = None
     validation_best: float | None = None
     validation_error: float | None = None

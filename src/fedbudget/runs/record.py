@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 MAX_LISTED = 200
 """If there are more nodes, a record contains only their means."""
 
-_OPTIONAL = ("metrics", "spread", "work", "private", "extra")  # written only if not empty
+_OPTIONAL = ("metrics", "spread", "work", "private", "extra", "excluded")
+"""Fields that are written only if they are not empty."""
 _VALIDATION = ("validation", "validation_best", "validation_error")
 """Fields that are written only if w was validated."""
 _MAY_BE_NAN = ("loss", "best_loss", "plain_delta", "corrected_delta")
@@ -45,6 +46,8 @@ class RoundRecord:
         `count_noise`: noise relative to the influence of one node, a lower bound if nodes
         add it. `rho`: cost.
       extra: numbers of features of your own, by name.
+      excluded: numbers of the nodes whose losses do not count; written only if there are
+        any.
     """
 
     round: int
@@ -80,6 +83,7 @@ class RoundRecord:
     validation: float | None = None
     validation_best: float | None = None
     validation_error: float | None = None
+    excluded: tuple[int, ...] = ()
 
     @property
     def effective_tau(self) -> float:
@@ -126,6 +130,7 @@ class RoundRecord:
             "spent": ledger.budget.totals(ledger.spent),
             "work": None if round_.work is None else _work(round_.work),
             "extra": dict(round_.extra) or None,
+            "excluded": tuple([each.node for each in round_.excluded]),
         }
         if round_.estimates is not None:
             values |= {
@@ -157,7 +162,7 @@ class RoundRecord:
         for name in ("loss", "best_loss"):
             if values[name] is None:
                 values[name] = math.nan
-        for name in ("kept", "left_out", "missed"):
+        for name in ("kept", "left_out", "missed", "excluded"):
             values[name] = tuple(values.get(name, ()))
         values["reason"] = printable(str(values["reason"]))
         return cls(**values)

@@ -49,6 +49,7 @@ from fedbudget.protocol.messages import (
     TrainRound,
 )
 from fedbudget.protocol.method import Method
+from fedbudget.protocol.outliers import Outlier
 from support.hand_made import ONE, as_final, as_train, last
 from support.methods import bits
 
@@ -220,7 +221,8 @@ def test_outliers_are_capped_by_median() -> None:
     report = Report.merge(three)
     numbers = {**report.numbers, "rounds": np.array([2.0, 2, 2, 2, 2, 100])}
     aggregator.receive(replace(report, numbers=numbers), ONE, peers=np.arange(6))
-    assert last(aggregator).outliers == {5: ("rounds",)}
+    expected = Outlier("rounds", reported=100, limit=20, counted=2)
+    assert last(aggregator).outliers == {5: (expected,)}
 
 
 def replace_nodes(report: Report, offset: int) -> Report:

@@ -362,7 +362,8 @@ class Rounds:
         for name, outliers in collected.outliers.items():
             if not self.members[name].outlier_reported:
                 LOG.warning(
-                    "%s reported outliers in %s; they are capped or left out",
+                    "%s reported %s out of proportion to the other nodes; the median "
+                    "counts instead, or the least possible",
                     name,
                     ", ".join(outliers),
                 )

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedbudget.arrays import Int64
 from fedbudget.node_status import NodeStatus
-from fedbudget.protocol.combine import FEWEST, MOST_SAMPLES
+from fedbudget.protocol.outliers import FEWEST, MOST_SAMPLES
 
 Key = TypeVar("Key", str, int)
 

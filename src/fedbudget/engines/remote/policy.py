@@ -30,9 +30,9 @@ from fedbudget.engines.engine import Collected, RoundTerms
 from fedbudget.engines.remote.round import RemoteNodes
 from fedbudget.evaluation.points import EvaluationPoints, share_of
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.combine import FEWEST
 from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, FinalRound, Kind
+from fedbudget.protocol.outliers import FEWEST
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Usage
 

@@ -29,10 +29,10 @@ from fedbudget.engines.remote.messages import Answer, MemberAnswer
 from fedbudget.engines.remote.tallies import plausible_tallies
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.evaluation.points import NodeEvaluation
-from fedbudget.protocol.combine import FEWEST, reference
 from fedbudget.protocol.features.feature import NodeTimes
 from fedbudget.protocol.features.workload import Work
 from fedbudget.protocol.messages import LOSSES, Broadcast, Report
+from fedbudget.protocol.outliers import FEWEST, reference
 from fedbudget.protocol.sums import NoisySums, ReportAdder, Sums, within
 from fedbudget.resources import TIME, round_usage
 from fedbudget.resources import within as capped_usage

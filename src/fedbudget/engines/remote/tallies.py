@@ -16,8 +16,8 @@ import numpy as np
 from fedbudget.codec import Codec
 from fedbudget.engines.remote.task import LONG_NAME
 from fedbudget.evaluation.metrics import BINS, MOST_SCORED, ClassCounts, ErrorSums, Tally
-from fedbudget.protocol.combine import FEWEST, MOST_SAMPLES
 from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.outliers import FEWEST, MOST_SAMPLES
 
 MAX_TALLIES_BYTES = 2**17
 """Maximum number of bytes of all tallies of a report."""

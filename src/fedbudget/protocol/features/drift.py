@@ -423,10 +423,13 @@ class DriftCorrection(Feature):
     partly: bool = False
 
     def reported(self, first: bool) -> Reported:
-        names = ["plain", "corrected"]
-        if self.partly:
-            names += ["lasting", "shifted"]
-        return Reported(dict.fromkeys(names, MOST_BEYOND))
+        norms = dict.fromkeys(["plain", "corrected"], MOST_BEYOND)
+        if not self.partly:
+            return Reported(norms)
+        # Products of two vectors: their ratio to the median is that of lengths, squared.
+        # `lasting` has either sign, so its median may be near 0.
+        products = dict.fromkeys(["lasting", "shifted"], MOST_BEYOND**2)
+        return Reported({**norms, **products}, floors={"lasting": "shifted"})
 
     # Nodes.
 

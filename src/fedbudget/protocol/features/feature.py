@@ -293,11 +293,14 @@ class Reported:
       optional: whether a node may lack the numbers; it reports NaN. A number beyond its
         limit then counts as unknown. Otherwise all numbers of the node count as medians.
       vectors: vectors of each node.
+      floors: for a number whose median may be near 0, the name of another number of the
+        group. Its limit refers to the larger of the two medians.
     """
 
     numbers: Mapping[str, float] = field(default_factory=dict)
     optional: bool = False
     vectors: tuple[str, ...] = ()
+    floors: Mapping[str, str] = field(default_factory=dict)
 
 
 NOTHING = Reported()
