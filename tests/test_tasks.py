@@ -20,6 +20,7 @@ from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.models.catalogue import MODELS
+from fedbudget.protocol.features.validation import Validation
 from fedbudget.protocol.method import Method
 from fedbudget.settings.settings import Settings
 from support.commands import run_command
@@ -114,6 +115,7 @@ class TestSettings:
             correct_drift=True,
             delta="parameters",
             by_speed=100,
+            validation=Validation(),
         )
         assert build_method(settings_of(name, method="frugal")) == expected
 
@@ -205,6 +207,7 @@ class TestCommands:
             partition="case:2",
             clusters=2,
             budget=("time=1s",),
+            validation=0.0,  # decided by the method
         )
 
     def test_task_and_file_are_exclusive(self) -> None:

@@ -152,6 +152,8 @@ class Result:
             figures[name] = dict(value) if isinstance(value, Mapping) else value
         if self.overfitting is not None:
             figures["overfitting"] = vars(self.overfitting)
+        if self.sites:
+            figures["sites"] = {name: site._asdict() for name, site in self.sites.items()}
         figures["left"] = self.left
         figures["loss"] = self.loss if math.isfinite(self.loss) else None
         figures["run"] = None if self.run is None else str(self.run)

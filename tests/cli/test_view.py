@@ -31,9 +31,15 @@ from fedbudget.settings.types import Tau
 DIGITS = data.load("digits")
 
 
-def plan_of(*budget: str, tau: Tau = "adaptive") -> SimulatedRun:
+def plan_of(*budget: str, tau: Tau = "adaptive", validation: float = 0.0) -> SimulatedRun:
     return simulate(
-        Settings(model="svm", budget=budget, tau=tau, partition="case:2"),
+        Settings(
+            model="svm",
+            budget=budget,
+            tau=tau,
+            partition="case:2",
+            validation=validation,
+        ),
         Overrides(dataset=DIGITS),
     )
 

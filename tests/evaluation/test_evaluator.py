@@ -48,7 +48,11 @@ class TestTargets:
         """Targets lie between the value of w(0) and the best reachable value."""
         value = 0.5 + share * 0.42 if metric == "accuracy" else 0.5 - share * 0.26
         run = prepared(
-            until=(f"{metric}={value}",), method=method, seed=seed, batch_size=batch
+            until=(f"{metric}={value}",),
+            method=method,
+            seed=seed,
+            batch_size=batch,
+            validation=0.0,
         )
         result = execute(run)
         figure = result.accuracy if metric == "accuracy" else result.loss
@@ -87,7 +91,13 @@ class TestTargets:
         """
         wrong = []
         for seed in range(12):
-            run = prepared(until=("loss=0.27",), seed=seed, batch_size=20, method="frugal")
+            run = prepared(
+                until=("loss=0.27",),
+                seed=seed,
+                batch_size=20,
+                method="frugal",
+                validation=0.0,
+            )
             distributed: PreparedRun = replace(run, train=None)  # type: ignore[arg-type]
             result = execute(distributed)
             if result.stopped_by == "target":
@@ -175,7 +185,7 @@ def test_patience_stops_on_a_plateau() -> None:
     """The run stops at the first round after which ten rounds improved the loss by less
     than 1 %.
     """
-    result = execute(prepared(patience=10, budget=("time=60s",)))
+    result = execute(prepared(patience=10, budget=("time=60s",), validation=0.0))
     losses = [record.loss for record in result.rounds]
 
     def gain(at: int) -> float:

@@ -266,7 +266,9 @@ class TestTable:
                     name: list(getattr(record, name))
                     for name in ("kept", "left_out", "missed")
                 }
-                omitted = "wall expected_c expected_b metrics spread work private extra"
+                omitted = (
+                    "wall expected_c expected_b metrics spread work private extra excluded"
+                )
                 for name in omitted.split():
                     del row[name]
                 expected.append(row)

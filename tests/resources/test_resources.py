@@ -90,6 +90,7 @@ def settings(limit: str, rounds: int | None = 6) -> Settings:
         costs="measured",
         budget=budget,
         partition="case:1",
+        spend_all=True,
     )
 
 

@@ -107,7 +107,7 @@ def test_file_contains_every_option(tmp_path: Path) -> None:
             privacy_noise="secret",
             privacy_unit="sample",
         ),
-        Settings(secure_aggregation=True, secure_threshold=0.75),
+        Settings(secure_aggregation=True, secure_threshold=0.75, validation=0.2),
     )
     written = {name for each in files for name in read(tmp_path, each.to_toml())}
     assert written == {field.name for field in fields(Settings)}

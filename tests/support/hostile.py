@@ -31,7 +31,7 @@ from fedbudget.result import Result
 from fedbudget.settings.network import ListenOptions
 from fedbudget.settings.settings import Settings
 
-SETTINGS = Settings(model="softmax", dataset="digits", seed=1)
+SETTINGS = Settings(model="softmax", dataset="digits", seed=1, validation=0.0)
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ def train_with_liar(
         "rounds": 45,
         "tau_max": 10,
         "seed": 1,
+        "validation": 0.0,
     }
     nodes: list[Future[Any]] = []
     workers = {f"n{each}": Worker(node_share(each)) for each in range(1, honest + 1)}

@@ -151,7 +151,7 @@ WRONG = [
     ),
     (
         [*RUN, "--batch-size", "289"],
-        "batch-size 289 is larger than the largest shard, 288 samples of node 0",
+        "batch-size 289 is larger than the largest shard, 245 samples of node 0",
     ),
     ([*RUN, "--step-size", "0"], "--step-size must be auto or a positive number, not '0'"),
     ([*RUN, "--watts", "-1"], "--watts must be a number of at least 0, not -1"),

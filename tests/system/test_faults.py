@@ -25,7 +25,12 @@ from support.processes import (
 from support.small_disk import fill, small_disk
 
 OPTIONS = cli_options(
-    model="softmax", tau=5, costs="simulated", budget="time=1000000s", seed=3
+    model="softmax",
+    tau=5,
+    costs="simulated",
+    budget="time=1000000s",
+    seed=3,
+    validation=0,
 )
 
 

@@ -86,5 +86,6 @@ def test_simulation_agrees(sites: Path) -> None:
         budget="time=200s",
         test_share=0,
         batch_size="full",
+        validation=0,
     )
     assert result.loss == pytest.approx(LOWEST_LOSS, abs=0.005)

@@ -24,7 +24,12 @@ PATIENCE = 120.0  # seconds; the machine may have to compile first
 def long_run(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Start a long run and wait until some of its rounds are on disk."""
     settings = cli_options(
-        model="svm", costs="measured", budget="time=600s", batch_size="full", out="run"
+        model="svm",
+        costs="measured",
+        budget="time=600s",
+        batch_size="full",
+        out="run",
+        validation=0,
     )
     process = subprocess.Popen(
         [str(FEDBUDGET), "run", *settings, *options],

@@ -300,7 +300,8 @@ def test_node_then_aggregator_are_stopped(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with commands(tmp_path) as start:
         aggregator = start.serve(
-            "--nodes", "2", "--model", "softmax", "--budget", "time=1h", "--out", "run"
+            *("--nodes", "2", "--model", "softmax", "--budget", "time=1h", "--out", "run"),
+            "--spend-all",
         )
         stays, leaves = start.nodes(aggregator.port, 2)
         aggregator.wait_until(lambda: len(records(run)) >= 5)

@@ -16,7 +16,7 @@ from support.commands import run_command
 
 FEDBUDGET = Path(sys.executable).with_name("fedbudget")
 OPTIONS = "--dataset digits --model svm --nodes 4 --case 2 --seed 5 --batch-size 40"
-OPTIONS += " --method frugal --phi 0.03 --step-size 0.02"
+OPTIONS += " --method frugal --phi 0.03 --step-size 0.02 --validation 0"
 BUDGET = "--budget time=4s --budget energy=5kJ --watts 2.5"
 
 

@@ -18,6 +18,7 @@ def test_node_hangs_near_the_end(tmp_path: Path, method: str) -> None:
         start.write(3)
         aggregator = start.serve(
             *cli_options(nodes=3, model="softmax", budget="time=6s", out="run"),
+            "--spend-all",
             *options,
         )
         stay = [

@@ -105,7 +105,12 @@ def run_tracked(
 
 def test_receives_rounds_in_order(tmp_path: Path) -> None:
     settings = Settings(
-        model="svm", budget=("time=10000s",), tau=1, rounds=500, evaluations=1
+        model="svm",
+        budget=("time=10000s",),
+        tau=1,
+        rounds=500,
+        evaluations=1,
+        spend_all=True,
     )
     recording = RecordingTracker()
     other = RecordingTracker()

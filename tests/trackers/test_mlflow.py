@@ -33,6 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             case=2,
             budget=["time=1000s", "bytes=1GB"],
             rounds=ROUNDS,
+            spend_all=True,
             out="runs/one",
             track=["mlflow"],
         )

@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         case=2,
         budget=["time=1000s", "bytes=1GB"],
         rounds=ROUNDS,
+        spend_all=True,
         out=folder,
         track="tensorboard",
     )

@@ -236,7 +236,8 @@ def print_result(result: Result, *, json: bool = False) -> None:
         result.rounds, result.budget, {"loss": result.loss, "accuracy": result.accuracy}
     )
     if more.loss is not None and result.stopped_by != "validation":
-        print(f"loss with 50 % more budget: {interval_text(more.loss)}")
+        kind = "loss" if result.validation_loss is None else "training loss"
+        print(f"{kind} with 50 % more budget: {interval_text(more.loss)}")
     if result.run is not None:
         print(f"run: {result.run}")
 

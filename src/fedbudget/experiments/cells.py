@@ -48,6 +48,7 @@ _OMITTED = (  # the wall clock differs each time; only some rounds have the othe
     "metrics",
     "spread",
     "work",
+    "excluded",
     "private",
     "extra",
 )

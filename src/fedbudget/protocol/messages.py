@@ -68,6 +68,11 @@ class RoundPart:
         return self
 
     @property
+    def result(self) -> "Float32 | None":
+        """The w that may be the result of the run, to evaluate on test samples."""
+        return None
+
+    @property
     def extra_steps(self) -> float:
         """Work that the part causes at a node, in local updates."""
         return 0.0
@@ -308,6 +313,12 @@ class Broadcast:
     def steps(self) -> int:
         """Local updates that the round costs a node; a loss costs as much as one."""
         return 1
+
+    @property
+    def result(self) -> Float32 | None:
+        """The w that may be the result of the run, if it is not w^f."""
+        found = [part.result for part in self.parts]
+        return next((each for each in found if each is not None), None)
 
     @property
     def extra_steps(self) -> float:

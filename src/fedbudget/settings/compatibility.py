@@ -358,7 +358,7 @@ def _of_validation() -> Iterator[Conflict]:
         )
     yield Conflict(
         (positive, _PRIVATE),
-        "`validation` does not work with a privacy budget, which does not cover the losses "
+        "`validation` does not work with `budget` privacy, which does not cover the losses "
         "of held-out samples: `validation` must be 0",
     )
 

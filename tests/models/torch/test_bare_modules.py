@@ -69,7 +69,11 @@ class TestTrain:
     def test_integers_use_cross_entropy(self) -> None:
         classes = RNG.integers(0, 3, 120)
         result = fedbudget.train(
-            model=network(), shards=[(X, classes)], test=(X, classes), budget="time=0.5s"
+            model=network(),
+            shards=[(X, classes)],
+            test=(X, classes),
+            budget="time=0.5s",
+            validation=0,
         )
         module = TorchModel(network()).trained(result.w)
         with torch.no_grad():
@@ -83,7 +87,7 @@ class TestTrain:
         y = X[:, 0] - 0.5 * X[:, 1]
         module = nn.Sequential(nn.Linear(5, 1))
         result = fedbudget.train(
-            model=module, shards=[(X, y)], test=(X, y), budget="time=2s"
+            model=module, shards=[(X, y)], test=(X, y), budget="time=2s", validation=0
         )
         with torch.no_grad():
             output = TorchModel(module).trained(result.w)(torch.from_numpy(X))[:, 0].numpy()

@@ -277,7 +277,13 @@ class TestDatasets:
     def test_dataset_is_partitioned_by_class(self) -> None:
         model = TorchModel(network())
         result = fedbudget.train(
-            model=model, dataset=Noisy(), test=Noisy(), nodes=3, case=2, budget="time=4s"
+            model=model,
+            dataset=Noisy(),
+            test=Noisy(),
+            nodes=3,
+            case=2,
+            budget="time=4s",
+            validation=0,
         )
         assert result.accuracy is not None
         assert result.loss < loss_over(model, model.initial(1), table(samples=90))

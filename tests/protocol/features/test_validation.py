@@ -270,7 +270,7 @@ class TestRuns:
     ("options", "reason"),
     [
         ({"method": "paper", "validation": 0.2}, "trains on all samples"),
-        ({"budget": "privacy=4", "validation": 0.2}, "does not work with a privacy budget"),
+        ({"budget": "privacy=4", "validation": 0.2}, "does not work with budget privacy"),
     ],
 )
 def test_validation_is_refused(options: dict[str, object], reason: str) -> None:

@@ -219,7 +219,9 @@ class PendingRound(Generic[Key]):
             summed = (self._finite if finite else self._others).sums()
         best: Float32 | None = None
         if self.broadcast.tallies > 1 and self.broadcast.catch_up is not None:
-            best = self.broadcast.catch_up.best
+            best = self.broadcast.result
+            if best is None:
+                best = self.broadcast.catch_up.best
         oversized = [members[key].oversized for key in counted]
         answers, outliers = _cap_answers(counted, oversized)
         numbers = {key: int(answer.nodes[0]) for key, answer in counted.items()}

@@ -226,7 +226,10 @@ class Worker:
             report, costs = self._round(fleet, broadcast)
         tallies: tuple[Tally, ...] = ()
         if broadcast.evaluate:
-            points = [broadcast.w, fleet.memory().best][: broadcast.tallies]
+            best = broadcast.result
+            if best is None:
+                best = fleet.memory().best
+            points = [broadcast.w, best][: broadcast.tallies]
             tallies, evaluation = self._evaluate(fleet.model, points, self._counters)
             costs = replace(costs, evaluation=evaluation)
             self._last_report = self._counters.read()

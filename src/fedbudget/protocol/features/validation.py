@@ -223,6 +223,29 @@ class ValidationPart(RoundPart):
 
 
 @dataclass(frozen=True)
+class FinalValidationPart(RoundPart):
+    """The same in the final round.
+
+    Args:
+      best: the round that started with w^v.
+      cost: cost of a validation in local updates.
+      w: w^v, for the evaluation on test samples, [parameters].
+    """
+
+    best: int
+    cost: float
+    w: Float32
+
+    @property
+    def extra_steps(self) -> float:
+        return self.cost
+
+    @property
+    def result(self) -> Float32:
+        return self.w
+
+
+@dataclass(frozen=True)
 class ValidationCatchUp(RoundPart):
     """w^v, for nodes that do not remember its losses.
 
@@ -256,6 +279,7 @@ class ValidationState(FeatureState):
 
     Args:
       due: whether the coming round validates.
+      final: whether the coming round is the final one.
       w: w^v, [parameters]; w(0) before the first validation.
       best: the round that started with it; 0 before the first validation.
       loss, error: V(w^v), and the standard error of the last comparison with it.
@@ -287,6 +311,7 @@ class ValidationState(FeatureState):
     improved: int = 0
     improved_round: int = 1
     ends: float = 1.0
+    final: bool = False
     sites: Mapping[str, float] = field(default_factory=dict)
     first_sites: Mapping[str, float] = field(default_factory=dict)
 
@@ -310,6 +335,7 @@ class Validation(Feature):
     name: ClassVar[str] = "validation"
     types: ClassVar[tuple[type, ...]] = (
         ValidationPart,
+        FinalValidationPart,
         ValidationCatchUp,
         ValidationState,
         ValidationMemory,
@@ -340,7 +366,8 @@ class Validation(Feature):
             if sent is not None and (memory is None or memory.best != sent.best):
                 losses = held_out.losses(local.model, sent.w)
                 memory = ValidationMemory(sent.best, losses, sent.best, losses)
-        part = broadcast.by_kind.get(ValidationPart)
+        kinds = broadcast.by_kind
+        part = kinds.get(ValidationPart) or kinds.get(FinalValidationPart)
         if part is not None:
             losses = held_out.losses(local.model, broadcast.w)
             best = losses
@@ -376,7 +403,11 @@ class Validation(Feature):
         return ValidationState(due=True, w=w)
 
     def message(self, state: ValidationState) -> RoundPart | None:
-        return ValidationPart(state.best, state.cost) if state.due else None
+        if not state.due:
+            return None
+        if state.final and state.best:
+            return FinalValidationPart(state.best, state.cost, state.w)
+        return ValidationPart(state.best, state.cost)
 
     def catch_up(self, state: ValidationState) -> RoundPart | None:
         return ValidationCatchUp(state.best, state.w) if state.best else None
@@ -395,7 +426,7 @@ class Validation(Feature):
         return self._judged(state, sums, w)
 
     def finish(self, state: ValidationState) -> ValidationState:
-        return replace(state, due=True)
+        return replace(state, due=True, final=True)
 
     def chosen(self, state: ValidationState) -> Chosen | None:
         if not state.best:
@@ -414,7 +445,7 @@ class Validation(Feature):
         return state.ends
 
     def extended(self, state: ValidationState) -> ValidationState:
-        return replace(state, ends=1.0, improved=max(1, state.count))
+        return replace(state, ends=1.0, improved=max(1, state.count), final=False)
 
     def recorded(
         self, state: ValidationState, result: RoundResult | None
