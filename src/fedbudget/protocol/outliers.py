@@ -141,7 +141,7 @@ def cap_figures(
             figures.replace_beyond(name, group.numbers[name] * scale, unknown)
     if first:
         scales = {**scales, **first}
-    if not figures.outliers:
+    if not figures.changed:
         return CappedFigures(report, scales, {})
     named = {
         int(report.nodes[node]): tuple(outliers)
@@ -157,22 +157,29 @@ class _Figures:
     Args:
       numbers: by name, [n].
       outliers: outliers by the index of a node.
+      changed: whether a number was replaced.
     """
 
     numbers: dict[str, Float64]
     outliers: dict[int, list[Outlier]] = field(default_factory=dict)
+    changed: bool = False
 
     def replace_beyond(
         self, name: str, limit: float, replacements: Mapping[str, float]
     ) -> None:
-        """Replace numbers of nodes whose number `name` exceeds the limit."""
+        """Replace numbers of nodes whose number `name` exceeds the limit.
+
+        A limit of 0 names no outlier: the other nodes have nothing to compare with, such
+        as nodes without a memory of earlier rounds.
+        """
         reported = self.numbers[name]
         beyond = np.abs(reported) > limit
         if not beyond.any():
             return
+        self.changed = True
         for other, value in replacements.items():
             self.numbers[other] = np.where(beyond, value, self.numbers[other])
-        for node in np.flatnonzero(beyond).tolist():
+        for node in np.flatnonzero(beyond).tolist() if limit > 0 else ():
             found = Outlier(name, float(reported[node]), limit, replacements[name])
             self.outliers.setdefault(node, []).append(found)
 

@@ -104,6 +104,14 @@ class TestBlocks:
         )
         assert means == pytest.approx(expected, rel=1e-6)
 
+    def test_diverged_w_has_finite_loss(self) -> None:
+        model = LinearRegression(3)
+        _, held_out = split(shards(100), 0.2, seed=0)
+        assert held_out is not None
+        for value in (np.nan, np.inf, 3e38):
+            w = np.full(model.parameters, value, np.float32)
+            assert np.isfinite(held_out.losses(model, w)).all()
+
     def test_variance_of_equal_blocks(self) -> None:
         """With blocks of one size it is the sample variance divided by their number."""
         held_out = HeldOut.of(shards(80), [np.arange(80)])

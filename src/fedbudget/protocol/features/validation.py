@@ -59,7 +59,7 @@ from fedbudget.protocol.features.feature import (
     register_feature,
 )
 from fedbudget.protocol.messages import RoundPart
-from fedbudget.protocol.sums import Sums
+from fedbudget.protocol.sums import LARGEST, Sums
 from fedbudget.randomness import Stream, generator
 
 SHARE = 0.15
@@ -185,8 +185,12 @@ class HeldOut:
         return cls(divided, owners, divided.size / sizes[owners], sizes)
 
     def losses(self, model: Model, w: Float32) -> Float64:
-        """Return the loss of w on each block, [blocks]."""
-        return model.losses(w[None], self.blocks, BatchIndices.whole(len(self.blocks)))
+        """Return the loss of w on each block, [blocks]; finite, also if w diverged."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            losses = model.losses(
+                w[None], self.blocks, BatchIndices.whole(len(self.blocks))
+            )
+        return np.clip(np.nan_to_num(losses, nan=LARGEST), -LARGEST, LARGEST)
 
     def means(self, values: Float64) -> Float64:
         """Return the mean over each node's rows, [n], from values of blocks."""
