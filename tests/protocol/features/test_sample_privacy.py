@@ -451,6 +451,16 @@ def test_nodes_are_weighted_by_samples() -> None:
     assert run.state.w == pytest.approx(np.full(20, 0.25))
 
 
+def test_unusable_reports_leave_w() -> None:
+    """Far too much noise for few samples: no w_i is within range."""
+    run = sample_aggregator({"time": 20.0, "privacy": 4.0})
+    second = run.receive(answer(run.start(), 500), run.ledger.costs)
+    assert isinstance(second, Broadcast)
+    w = np.full((2, 20), 1e16, np.float32)
+    run.receive(sample_report(2, np.array([30, 10]), w), run.ledger.costs)
+    assert run.state.w.tolist() == second.w.tolist()
+
+
 def test_tau_is_the_smallest_that_fits() -> None:
     """Little privacy and many parameters need few updates per aggregation."""
     few = run_samples(

@@ -366,7 +366,10 @@ class SampleAggregator(PrivateAggregator):
         if isinstance(broadcast, SampleRound):
             clip = broadcast.clip
             sums = Sums.of(reports, broadcast.report)
-            mean = combine_reports(self.method.combine, FilteredReports(sums, reports))
+            mean = state.w  # if the noise was too large for any w_i to be usable
+            if sums.totals["used"]:
+                filtered = FilteredReports(sums, reports)
+                mean = combine_reports(self.method.combine, filtered)
             state = self._moved(state, mean, broadcast.steps)
         else:
             assert isinstance(reports, SampleNormReport)
