@@ -77,7 +77,7 @@ _LEARNING_RATES = (1e-2, 3e-3, 1e-3)
 _BATCH = 64
 _MOST_STEPS = 50_000
 _FEWEST_STEPS = 1000
-"""Adam stops once it has made this many steps and twice as many as its best model."""
+"""Fewest steps of Adam. It stops after twice the steps of its best model."""
 
 _FOLDS = 3
 _INVERSE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)

@@ -17,7 +17,7 @@ number of samples of a node's peer.
    its sign. So each peer can raise the mean loss by 20 S. The others can lower it by no
    more than their own losses, so the mean shows the rise: w(t₀) does not become w^f, and
    the run returns to w^f. Honest nodes hardly reach the limit, because the run returns
-   when the mean loss has risen by half. A fall that is cut harms nobody. F_i(w^f) is
+   when the mean loss has risen by half. A fall that is cut harms no node. F_i(w^f) is
    limited to 1000 S.
 2. **Flattery.** If the median peer's loss rises by more than S / 10 and is above that of
    the first round, falls count as 0. So a minority cannot make a w look best that is worse
