@@ -19,9 +19,9 @@ number of samples of a node's peer.
    the run returns to w^f. Honest nodes hardly reach the limit, because the run returns
    when the mean loss has risen by half. A fall that is cut harms no node. F_i(w^f) is
    limited to 1000 S.
-2. **Flattery.** If the median peer's loss rises by more than S / 10 and is above that of
-   the first round, falls count as 0. So a minority cannot make a w look best that is worse
-   than w(0) for most.
+2. **Flattery.** Suppose that w(t₀) would become w^f, although the median peer's loss rises
+   by more than S / 10 and is above that of the first round. Then falls count as 0. So a
+   minority cannot make a w look best that is worse than w(0) for most.
 3. **False reports.** If w(t₀) is w^f, every honest g_i is exactly 0. A minority that
    reports more than S / 50 is excluded.
 4. **Persistent objections.** Nodes object if they report a rise of more than S / 10, and
@@ -222,7 +222,8 @@ def limit_losses(
     best = limits.best(report.best_losses)
     counted = limits.change(change)
     outliers = limits.outliers(report, best, change, counted)
-    if _worse_than_start(report, peers, change, watch):
+    becomes_best = float(report.sizes @ counted) < 0
+    if becomes_best and _worse_than_start(report, peers, change, watch):
         counted = np.maximum(counted, 0.0)
 
     if at_best:
