@@ -16,7 +16,7 @@ test: .venv/installed-dev
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadgroup
 
 test-slow: .venv/installed-dev
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow --timeout 3600
 
 check: .venv/installed-dev
 	$(BIN)/ruff check .

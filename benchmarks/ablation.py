@@ -151,6 +151,7 @@ def make_run(task: str, part: str, seed: int) -> float:
         return fedbudget.train(
             **{**options, "dataset": dataset(options["dataset"])},
             seed=seed,
+            costs="simulated",
             evaluations=1,
         ).loss
 

@@ -5,6 +5,8 @@
   aggregations 0.1 to 10 times as long as the prototype's.
 - Each run is compared with `--method paper`, and with ten local updates at η = 0.01. If
   a run is worse than both, adaptation did harm.
+- A run must not return a model with a higher validation loss than the best it evaluated,
+  and must warn if its validation loss is not below that of w(0).
 - Setting `n` of a seed has its own random generator: `--only n` repeats it alone.
 """
 
@@ -91,11 +93,26 @@ def make_run(number: int, seed: int) -> Row:
                 )
             row[name] = result.loss if math.isfinite(result.loss) else 1e300
             row[f"{name}: rounds"] = result.aggregations
+            row[f"{name}: faults"] = faults(result)
     except fedbudget.UserError as error:
         if "too small" not in str(error):
             raise
         return {**row, "refused": str(error)}
     return row
+
+
+def faults(result: fedbudget.Result) -> list[str]:
+    """Return what is wrong with the choice of the model by validation."""
+    if result.validation_loss is None:
+        return []
+    found = []
+    known = [record.validation for record in result.rounds if record.validation is not None]
+    if result.validation_loss > min(known) * (1 + 1e-6):
+        found.append("worse than the best evaluated")
+    assert result.validation_start is not None
+    if not result.validation_loss < result.validation_start and not result.warnings:
+        found.append("not better than w(0), without a warning")
+    return found
 
 
 def excess(row: Row) -> float:
@@ -148,6 +165,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
         "above the start",
         "worse than both by 2 %",
         "better than both",
+        "faults of validation",
     ):
         shown.add_column(heading, justify="right" if heading else "left")
     models = sorted({row["settings"]["model"] for row in rows})
@@ -157,9 +175,9 @@ def table(rows: Sequence[Row], title: str) -> Table:
         above = sum(row["default"] > row["first"] for row in made)
         worse = sum(excess(row) > 0.02 for row in made)
         better = sum(row["default"] < min(row[other] for other in OTHERS) for row in made)
-        shown.add_row(
-            name, *map(str, (len(part), len(part) - len(made), above, worse, better))
-        )
+        faulty = sum(bool(row["default: faults"]) for row in made)
+        counts = (len(part), len(part) - len(made), above, worse, better, faulty)
+        shown.add_row(name, *map(str, counts))
     return shown
 
 

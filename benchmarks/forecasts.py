@@ -1,8 +1,12 @@
 """`python -m benchmarks forecasts`: coverage and error of forecasts.
 
+    python -m benchmarks forecasts
+    python -m benchmarks forecasts --tasks softmax,mlp --methods accelerated --seconds 5,60
+
 - Each run makes two forecasts: of its end when half of its budget is spent, and of 50 %
   more budget at its end. The run then continues with that budget, and both forecasts
-  are compared with the results.
+  are compared with the results: with the validation loss, and with the training loss of
+  methods without validation.
 - Forecasts were developed on earlier runs of the tasks of `DEVELOPED` and checked on
   earlier runs of the others. The seeds here are new. docs/research/forecasts.md
   describes which data each choice used.
@@ -76,6 +80,8 @@ TASKS: dict[str, dict[str, Any]] = {
         "batch_size": "full",
     },
     "kmeans, digits": {"model": "kmeans", "dataset": "digits", "clusters": 10},
+    "mlp, breast cancer": {"model": "mlp", "dataset": "breast_cancer"},
+    "mlp, wine, mini-batch 10": {"model": "mlp", "dataset": "wine", "batch_size": 10},
 }
 DEVELOPED = list(TASKS)[:6]
 BUDGETS = (5, 10, 15, 30)  # seconds
@@ -86,19 +92,34 @@ _CONSOLE = Console(width=120)
 Row = dict[str, Any]
 
 
-def plan(seed: int) -> Iterator[Row]:
-    """Return the runs: all tasks, cases and methods, with varying budgets."""
+def plan(
+    seed: int,
+    tasks: Sequence[str] = (),
+    methods: Sequence[str] = METHODS,
+    seconds: Sequence[float] = (),
+) -> Iterator[Row]:
+    """Return the runs: tasks, cases and methods, with varying budgets.
+
+    Args:
+      seed: seed of the first task.
+      tasks: beginnings of the names of tasks; all tasks by default.
+      methods: names of methods.
+      seconds: budgets of every run; by default, each run has one of `BUDGETS`.
+    """
     for number, task in enumerate(TASKS):
+        if tasks and not task.startswith(tuple(tasks)):
+            continue
         for case in (1, 2, 3, 4):
-            for turn, method in enumerate(METHODS):
-                seconds = BUDGETS[(number + case + 2 * turn + seed) % len(BUDGETS)]
-                yield {
-                    "task": task,
-                    "case": case,
-                    "method": method,
-                    "seconds": seconds,
-                    "seed": seed + 10 * number,
-                }
+            for turn, method in enumerate(methods):
+                one = BUDGETS[(number + case + 2 * turn + seed) % len(BUDGETS)]
+                for budget in seconds or (one,):
+                    yield {
+                        "task": task,
+                        "case": case,
+                        "method": method,
+                        "seconds": budget,
+                        "seed": seed + 10 * number,
+                    }
 
 
 def make_run(row: Row, folder: Path) -> list[Row]:
@@ -109,7 +130,11 @@ def make_run(row: Row, folder: Path) -> list[Row]:
     out = folder / "-".join(map(str, row.values())).replace(" ", "")
     settings = {name: row[name] for name in ("case", "method", "seed")}
     first = fedbudget.train(
-        **options, **settings, budget=f"time={row['seconds']}s", out=out
+        **options,
+        **settings,
+        budget=f"time={row['seconds']:g}s",
+        costs="simulated",
+        out=out,
     )
     half = [record for record in first.rounds if record.spent["time"] <= row["seconds"] / 2]
     to_the_end = Forecaster(half, first.budget).at(first.budget)
@@ -129,12 +154,14 @@ def make_run(row: Row, folder: Path) -> list[Row]:
             "asked": "end, at half",
             **_compared(to_the_end, first),
             "rounds": len(half),
+            "stopped_by": first.stopped_by,
         },
         {
             **row,
             "asked": "half as much again",
             **_compared(extended, second),
             "rounds": len(first.rounds),
+            "stopped_by": first.stopped_by,
         },
     ]
 
@@ -143,7 +170,8 @@ def _compared(forecast: Forecast, result: fedbudget.Result) -> Row:
     def ends(interval: Interval | None) -> list[float] | None:
         return None if interval is None else [interval.low, interval.median, interval.high]
 
-    came = {"loss": result.loss, "accuracy": result.accuracy}
+    loss = result.validation_loss if forecast.validated else result.loss
+    came = {"loss": loss, "accuracy": result.accuracy}
     return {
         "came": came,
         "loss": ends(forecast.loss),
@@ -156,6 +184,9 @@ def main(arguments: Sequence[str]) -> None:
     """Make the runs, print the tables and write the file."""
     parser = ArgumentParser(prog="python -m benchmarks forecasts", description=__doc__)
     parser.add_argument("--seed", type=int, default=2000)
+    parser.add_argument("--tasks", type=_names, default=[], help="beginnings of names")
+    parser.add_argument("--methods", type=_names, default=METHODS)
+    parser.add_argument("--seconds", type=_seconds, default=[], help="such as 5,60")
     parser.add_argument(
         "--out",
         type=Path,
@@ -163,7 +194,7 @@ def main(arguments: Sequence[str]) -> None:
         help="output file",
     )
     asked = parser.parse_args(arguments)
-    runs = list(plan(asked.seed))
+    runs = list(plan(asked.seed, asked.tasks, asked.methods, asked.seconds))
     with tempfile.TemporaryDirectory() as folder:
         rows = [
             row
@@ -174,6 +205,14 @@ def main(arguments: Sequence[str]) -> None:
     asked.out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     _CONSOLE.print(table(rows, f"{len(runs)} runs; all forecasts are in {asked.out}"))
     _CONSOLE.print(missed(rows))
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _seconds(text: str) -> list[float]:
+    return [float(name) for name in _names(text)]
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
@@ -195,7 +234,13 @@ def table(rows: Sequence[Row], title: str) -> Table:
         "all": lambda row: True,
         "developed on": lambda row: row["task"] in DEVELOPED,
         "checked on": lambda row: row["task"] not in DEVELOPED,
-        **{method: _by_method(method) for method in METHODS},
+        **{method: _by_method(method) for method in dict.fromkeys(_column(rows, "method"))},
+        **{
+            f"{model}, {seconds:g} s": _by_model(model, seconds)
+            for model in dict.fromkeys(map(_model, rows))
+            for seconds in sorted(set(_column(rows, "seconds")))
+        },
+        "ended by validation": lambda row: row["stopped_by"] == "validation",
     }
     for asked in dict.fromkeys(row["asked"] for row in rows):
         for figure in ("loss", "accuracy"):
@@ -206,8 +251,20 @@ def table(rows: Sequence[Row], title: str) -> Table:
     return shown
 
 
+def _column(rows: Sequence[Row], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def _model(row: Row) -> str:
+    return str(TASKS[row["task"]]["model"])
+
+
 def _by_method(method: str) -> Callable[[Row], bool]:
     return lambda row: bool(row["method"] == method)
+
+
+def _by_model(model: str, seconds: float) -> Callable[[Row], bool]:
+    return lambda row: _model(row) == model and row["seconds"] == seconds
 
 
 def _figures(rows: Sequence[Row], figure: str) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ cross-entropy of classes, the squared error of `mlp` for a real target, and half
 `linear`. Cells with figures in FILE.jsonl are skipped, so use a new file when the code of
 fedbudget has changed. Methods:
 
-- `default` is `fedbudget.train` with its default settings, plus those of `--set`. A name of
-  the setting `method`, such as `paper` or `frugal`, selects that method.
+- `default` is `fedbudget.train` with its default settings and simulated costs, plus those
+  of `--set`. A name of the setting `method`, such as `paper` or `frugal`, selects that
+  method.
 - `centralized` trains on the pooled rows of all nodes. It has no budget, so it is one cell
   per seed. `mlp` uses Adam and early stopping, with the learning rate chosen by 15 % of the
   rows. `softmax` and `linear` use scikit-learn, with the penalty chosen by 3-fold
@@ -201,7 +202,7 @@ def _tuned(task: Task, cell: Cell) -> Line:
 def _train(
     task: Task, cell: Cell, shards: Sequence[Shard], settings: Mapping[str, Any]
 ) -> Result:
-    options: Any = {"classes": task.classes, **settings}
+    options: Any = {"classes": task.classes, "costs": "simulated", **settings}
     return fedbudget.train(
         shards=list(shards),
         test=pooled(task.test),

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
-from benchmarks.task_figures import draw_tasks, grouped, make
+from benchmarks.task_figures import make
 from fedbudget.experiments.figures.figure import (
     BASELINE,
     CASES,
@@ -34,7 +34,9 @@ from fedbudget.experiments.figures.figure import (
     Rows,
     Table,
     case_style,
+    draw_tasks,
     finish,
+    grouped,
     in_cases,
     joined,
     listed,

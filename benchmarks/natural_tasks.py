@@ -28,7 +28,6 @@ Rules for all tasks:
 """
 
 import csv
-import gzip
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +41,10 @@ import numpy as np
 from fedbudget.arrays import Flags, Float32, Float64, Int64, Samples
 from fedbudget.data.builtin import DATASETS
 from fedbudget.data.dataset import Part
+from fedbudget.data.natural import FEDERATIONS
 from fedbudget.data.partition import Partition, split
+from fedbudget.data.read_tables import by_site
+from fedbudget.data.tables import RawTable, TextColumn
 from fedbudget.errors import UserError
 from fedbudget.randomness import Stream, generator
 
@@ -53,8 +55,6 @@ Shard = tuple[Float32, Samples]
 """Features [rows, features], and class numbers (int64) or numbers (float32), [rows]."""
 
 _HELD_OUT = 0.2
-_YEARS = 5
-_DAYS = 365.25
 _CONTEXT = 8
 """Characters before the one to predict."""
 
@@ -304,83 +304,29 @@ def _heart_disease(folder: Path, _: int) -> list[_Node]:
     return nodes
 
 
-@cache
-def _tcga_brca(folder: Path, _: int) -> list[_Node]:
-    """Read the six regions of breast cancer patients.
+def _federation(name: str) -> Callable[[Path, int], list[_Node]]:
+    """Return a reader of a natural federation of fedbudget, without categories."""
+    federation = FEDERATIONS[name]
 
-    Class 1 is death within five years, class 0 is alive after five years. Patients whose
-    observation ends earlier have no known class and are left out: 352 of 1,088 remain. So
-    Europe has 9 rows and Canada 3. The region is that of the site in the patient's name.
-    The eight patients of other regions are left out, as in FLamby.
-    """
-    with _natural(folder, "tcga-brca", "centers.csv").open(newline="") as file:
-        regions = {row["TSS Code"]: row["Region"] for row in csv.DictReader(file)}
-    rows: dict[str, list[list[float]]] = {}
-    with _natural(folder, "tcga-brca", "brca.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            region = regions[row.pop("pid").split("-")[1]]
-            died = float(row.pop("E")) == 1
-            late = float(row.pop("T")) > _YEARS * _DAYS
-            if region != "Other" and (died or late):
-                features = [float(cell) for cell in row.values()]
-                rows.setdefault(region, []).append([*features, float(not late)])
-    nodes = []
-    for region in sorted(rows):
-        table = np.array(rows[region])
-        nodes.append(_Node(region, table[:, :-1], table[:, -1]))
-    return nodes
+    @cache
+    def read(folder: Path, _: int) -> list[_Node]:
+        table = federation.table(name, folder)
+        nodes = []
+        for site in by_site(name, [table], federation.site):
+            x = np.column_stack([np.asarray(each) for each in site.columns.values()])
+            nodes.append(_Node(site.name, x, _class_or_number(site)))
+        return nodes
+
+    return read
 
 
-@cache
-def _beijing_air(folder: Path, _: int) -> list[_Node]:
-    """Read the twelve stations; other pollutants are not used.
-
-    Hours without PM2.5 are left out. The wind is a vector: its speed is separate, and its
-    direction is an angle.
-    """
-    angles = {wind: number / len(_WINDS) for number, wind in enumerate(_WINDS)}
-    nodes = []
-    for path in sorted(_natural(folder, "beijing-air").glob("PRSA_Data_*.csv.gz")):
-        rows = []
-        with gzip.open(path, "rt", newline="") as file:
-            for row in csv.DictReader(file):
-                if row["PM2.5"] != "NA":
-                    numbers = [_number(row[name]) for name in _WEATHER]
-                    rows.append([*numbers, angles.get(row["wd"], math.nan)])
-        table = np.array(rows).T
-        particles, hour, month, temperature, pressure, dew, rain, speed, wind = table
-        features = [temperature, pressure, dew, np.log1p(rain), speed]
-        for turn in (wind, hour / 24, month / 12):
-            features.append(np.sin(2 * np.pi * turn))
-            features.append(np.cos(2 * np.pi * turn))
-        station = path.name.split("_")[2]
-        nodes.append(_Node(station, np.column_stack(features), np.log1p(particles)))
-    return nodes
-
-
-_WEATHER = ("PM2.5", "hour", "month", "TEMP", "PRES", "DEWP", "RAIN", "WSPM")
-_WINDS = (
-    *("N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE"),
-    *("S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW"),
-)
-
-
-@cache
-def _parkinsons(folder: Path, _: int) -> list[_Node]:
-    """Read the 42 patients; the day of the recording and the total UPDRS are not used."""
-    path = _natural(folder, "parkinsons-telemonitoring", "parkinsons_updrs.data")
-    with path.open(newline="") as file:
-        header = next(csv.reader(file))
-        table = np.array([[float(cell) for cell in row] for row in csv.reader(file) if row])
-    unused = ("subject#", "test_time", "motor_UPDRS", "total_UPDRS")
-    features = [number for number, name in enumerate(header) if name not in unused]
-    patients = table[:, header.index("subject#")]
-    motor = header.index("motor_UPDRS")
-    nodes = []
-    for patient in np.unique(patients):
-        own = table[patients == patient]
-        nodes.append(_Node(f"patient {patient:.0f}", own[:, features], own[:, motor]))
-    return nodes
+def _class_or_number(site: RawTable) -> Float64:
+    """Return the targets, 0 for no and 1 for yes."""
+    targets = site.targets
+    if isinstance(targets, TextColumn):
+        return np.array([text == "yes" for text in targets.texts], np.float64)
+    assert targets is not None
+    return targets
 
 
 @cache
@@ -442,9 +388,9 @@ def _built_in(dataset: str, folder: Path) -> tuple[Samples, Int64, float]:
 
 TASKS: Mapping[str, _Source] = {
     "heart-disease": _Source(2, _heart_disease),
-    "tcga-brca": _Source(2, _tcga_brca),
-    "beijing-air": _Source(1, _beijing_air, most=2500),
-    "parkinsons": _Source(1, _parkinsons),
+    "tcga-brca": _Source(2, _federation("tcga-brca")),
+    "beijing-air": _Source(1, _federation("beijing-air"), most=2500),
+    "parkinsons": _Source(1, _federation("parkinsons")),
     "shakespeare": _Source(
         _SYMBOLS, _shakespeare, most=1500, encode=_one_hot_symbols, standardise=False
     ),

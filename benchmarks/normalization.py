@@ -83,6 +83,7 @@ def run(kind: str, seed: int, budget: str) -> dict[str, Any]:
         train_samples=10_000,
         test_samples=2_000,
         budget=budget,
+        costs="simulated",
         seed=seed,
     )
     return {

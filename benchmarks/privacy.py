@@ -7,11 +7,12 @@ found in hindsight, and with a common choice: τ = 10 and a noise multiplier of 
 rounds of a pair do not fit into the budget, it makes fewer.
 
 With `--threshold 0.9`, only the plan is measured, with the noise that nodes add if none
-drops out.
+drops out. With `--audit`, white-box attacks are made instead (privacy_audit.py).
 """
 
 import json
 import math
+import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,10 +29,10 @@ from rich.table import Table
 
 import fedbudget
 from benchmarks.budgets import RESULTS
+from benchmarks.privacy_audit import audit
 from fedbudget.arrays import Float64
 from fedbudget.data import load
 from fedbudget.data.dataset import Dataset
-from fedbudget.experiments.cells import uninterrupted
 from fedbudget.launch.privacy import private_rule
 from fedbudget.protocol.features.feature import Noise
 from fedbudget.protocol.method import PrivateRule
@@ -87,16 +88,15 @@ def accuracy(
         **TASKS[task],
         "dataset": dataset(TASKS[task]["dataset"]),
     }
-    result = uninterrupted(
-        fedbudget.train(
-            model="softmax",
-            budget=["time=15s", f"privacy={epsilon:g}"],
-            privacy_delta=DELTA,
-            seed=seed,
-            evaluations=1,
-            **options,
-            **fixed,
-        )
+    result = fedbudget.train(
+        model="softmax",
+        budget=["time=15s", f"privacy={epsilon:g}"],
+        privacy_delta=DELTA,
+        costs="simulated",
+        seed=seed,
+        evaluations=1,
+        **options,
+        **fixed,
     )
     assert result.accuracy is not None
     assert result.spent["privacy"] <= epsilon
@@ -152,12 +152,22 @@ def main(arguments: Sequence[str]) -> None:
         help="threshold of secure aggregation; measures only the plan",
     )
     parser.add_argument(
+        "--audit",
+        type=float,
+        nargs="?",
+        const=1.0,
+        metavar="SHARE",
+        help="attack private runs; a share of all pairs of runs [1]",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=RESULTS / "privacy.json",
         help="output file",
     )
     asked = parser.parse_args(arguments)
+    if asked.audit is not None:
+        sys.exit(0 if audit(tuple(asked.epsilon), asked.audit) else 1)
     found: dict[str, list[float]] = (
         json.loads(asked.out.read_text()) if asked.out.exists() else {}
     )

@@ -34,7 +34,7 @@ import pyarrow
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from benchmarks.task_figures import draw_tasks, grouped, make
+from benchmarks.task_figures import make
 from fedbudget.experiments.cells import CellStore, Progress
 from fedbudget.experiments.figures.figure import (
     BASELINE,
@@ -45,7 +45,9 @@ from fedbudget.experiments.figures.figure import (
     Row,
     Rows,
     Table,
+    draw_tasks,
     finish,
+    grouped,
     runs_text,
     where,
 )

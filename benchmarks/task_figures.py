@@ -1,14 +1,11 @@
-"""Figures with a panel for each of many tasks, written as by `fedbudget reproduce`."""
+"""Figures of benchmarks, written as by `fedbudget reproduce`."""
 
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Picture
-
 from fedbudget.experiments import reproduce
-from fedbudget.experiments.figures.figure import Figure, Row, Rows, picture
+from fedbudget.experiments.figures.figure import Figure
 
 
 def make(figures: Mapping[str, Figure], name: str, arguments: Sequence[str]) -> None:
@@ -36,27 +33,3 @@ def make(figures: Mapping[str, Figure], name: str, arguments: Sequence[str]) -> 
     results = reproduce.read_figures(asked.out, figures.values())
     for page in reproduce.write_report(results, asked.out):
         print(page)
-
-
-def grouped(rows: Rows, name: Callable[[Row], str]) -> dict[str, list[Row]]:
-    """Return the rows by name, in the order of the rows."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(name(row), []).append(row)
-    return groups
-
-
-def draw_tasks(
-    by_task: Mapping[str, Rows], panel: Callable[[Axes, Rows], None], columns: int = 4
-) -> Picture:
-    """Draw a panel for each task."""
-    columns = min(columns, len(by_task))
-    lines = -(-len(by_task) // columns)
-    drawn = picture(3.3 * columns + 0.6, 3.1 * lines + 0.4)
-    axes = drawn.subplots(lines, columns, squeeze=False).ravel()
-    for axis in axes[len(by_task) :]:
-        axis.remove()
-    for axis, (task, rows) in zip(axes, by_task.items(), strict=False):
-        axis.set_title(task, fontsize="medium")
-        panel(axis, rows)
-    return drawn

@@ -27,7 +27,8 @@ def markdown() -> str:
     commands = list(_commands(root, "fedbudget"))
     for name, command in commands:
         lines.append(f"| [`{name}`](#{_anchor(name)}) | {_cell(_first(command.help))} |")
-    lines += ["", "Exit codes: 0 success, 1 failure, 2 invalid command.", ""]
+    codes = "Exit codes: 0 success, 1 failure, 2 invalid command, 130 interrupted."
+    lines += ["", codes, ""]
     for name, command in commands:
         lines += _section(name, command)
     return "\n".join(lines)

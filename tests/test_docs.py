@@ -37,6 +37,14 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 
 
 @pages
+def test_page_starts_with_its_title(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert text.startswith("# ")
+    assert len(re.findall(r"^# ", prose, re.MULTILINE)) == 1
+
+
+@pages
 def test_blocks_have_a_known_language(page: Path) -> None:
     for block in blocks_of(page):
         assert block.language in LANGUAGES, (
@@ -227,7 +235,7 @@ WRONG = (
     "run --nodes five",
     "run --budget time=1parsec",
     "data get",
-    "explain x",
+    "explain x --round one",
 )
 
 

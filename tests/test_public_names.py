@@ -1,5 +1,6 @@
 """Public names of the package, and the cost of importing it."""
 
+import pydoc
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from fedbudget.launch.method import build_method
 from fedbudget.settings.settings import Settings
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
+_PLAIN: Any = vars(pydoc)["plaintext"]  # typeshed lacks it
 SLOW = ("numba", "sklearn", "matplotlib", "scipy", "rich")
 
 
@@ -142,3 +144,12 @@ def test_unknown_name_is_an_attribute_error() -> None:
 @pytest.mark.parametrize("module", ["fedbudget", "fedbudget.cli.main"])
 def test_import_loads_nothing_slow(module: str) -> None:
     assert loaded_after(f"import {module}") == []
+
+
+def test_help_of_train_is_readable() -> None:
+    """The signature names types by their names, and the first paragraph follows it."""
+    text = pydoc.render_doc(fedbudget.train, renderer=_PLAIN)
+    signature, rest = text.split("-> 'Result'", 1)
+    assert rest.lstrip().startswith("Train a model under a budget")
+    assert not re.search("numpy|ndarray|Literal|collections", signature)
+    assert len(signature) < 1500

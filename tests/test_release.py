@@ -5,6 +5,7 @@ them.
 import importlib.util
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -12,6 +13,8 @@ from types import ModuleType
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import fedbudget
 from support.processes import Command, Commands, commands, summary
@@ -20,9 +23,9 @@ ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load(
     (ROOT / "examples" / "compose" / "compose.yaml").read_text(encoding="utf-8")
 )
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-    "optional-dependencies"
-]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 
 
 def tool(name: str) -> ModuleType:
@@ -41,12 +44,35 @@ def test_module_is_the_command(tmp_path: Path) -> None:
         assert shown.printed.strip() == f"fedbudget {fedbudget.__version__}"
 
 
-def test_release_notes_match_the_version() -> None:
-    notes = tool("release_notes").notes(fedbudget.__version__)
+VERSIONED = ("src/fedbudget/__init__.py", "CITATION.cff", "CHANGELOG.md")
+
+
+def released(tmp_path: Path) -> Path:
+    """Return a copy of the files with a version, in which the changelog has a date."""
+    for name in VERSIONED:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        text = (ROOT / name).read_text(encoding="utf-8")
+        text = text.replace("(unreleased)", "(2030-01-01)", 1)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_release_notes_match_the_version(tmp_path: Path) -> None:
+    notes = tool("release_notes").notes(fedbudget.__version__, released(tmp_path))
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert len(notes) > 500
     assert notes.strip() in changelog
     assert "\n## " not in notes
+
+
+def test_version_without_date_is_refused(tmp_path: Path) -> None:
+    changelog = released(tmp_path) / "CHANGELOG.md"
+    text = changelog.read_text(encoding="utf-8")
+    heading = f"## {fedbudget.__version__} "
+    dated = text.index(heading) + len(heading)
+    changelog.write_text(text[:dated] + "(unreleased)" + text[text.index("\n", dated) :])
+    with pytest.raises(SystemExit, match="add a date"):
+        tool("release_notes").notes(fedbudget.__version__, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +87,9 @@ def test_release_notes_match_the_version() -> None:
 def test_different_versions_are_refused(
     tmp_path: Path, file: str, old: str, new: str
 ) -> None:
-    for name in ("src/fedbudget/__init__.py", "CITATION.cff", "CHANGELOG.md"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        text = (ROOT / name).read_text(encoding="utf-8")
-        (tmp_path / name).write_text(
-            text.replace(old, new, 1) if name == file else text, encoding="utf-8"
-        )
+    changed = released(tmp_path) / file
+    text = changed.read_text(encoding="utf-8")
+    changed.write_text(text.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(SystemExit, match=r"9\.9\.9"):
         tool("release_notes").notes(fedbudget.__version__, tmp_path)
 
@@ -92,10 +115,70 @@ def test_images_use_existing_files(file: Path) -> None:
         for source in line.split():
             assert (ROOT / source).exists()
             assert f"!{source}" in ignored
-    installed = re.search(r"/source\[(\w+|\$EXTRAS)\]", text)
-    assert installed is not None
     extra = re.search(r"^ARG EXTRAS=(\w+)$", text, re.MULTILINE)
-    assert (extra[1] if extra else installed[1]) in EXTRAS
+    assert extra is None or extra[1] in EXTRAS
+
+
+@pytest.mark.parametrize("image", ["aggregator", "node", "build"])
+def test_images_have_locked_packages(image: str) -> None:
+    """Each package has one version and hashes, and each requirement is met by one."""
+    text = (ROOT / "docker" / f"{image}.lock").read_text(encoding="utf-8")
+    entries = re.split(r"^(?=[a-z])", text.partition("\n")[2], flags=re.MULTILINE)[1:]
+    locked = {}
+    for entry in entries:
+        name, version = re.match(r"([\w.-]+)(?:\[\w+\])?==(\S+)", entry).groups()  # type: ignore[union-attr]
+        assert "--hash=sha256:" in entry, name
+        locked[canonicalize_name(name)] = version
+    for each in requirements_of(image):
+        assert each.specifier.contains(locked[canonicalize_name(each.name)]), str(each)
+
+
+def requirements_of(image: str) -> list[Requirement]:
+    """The direct requirements of an image, with those of the extras in its extra."""
+    if image == "build":
+        return list(map(Requirement, PYPROJECT["build-system"]["requires"]))
+    found = list(map(Requirement, PROJECT["dependencies"]))
+    extras = [tool("lock_images").EXTRAS[image]]
+    while extras:
+        for each in map(Requirement, EXTRAS[extras.pop()]):
+            if each.name == "fedbudget":
+                extras += sorted(each.extras)
+            else:
+                found.append(each)
+    return found
+
+
+def test_requirements_have_upper_bounds() -> None:
+    every = [*PROJECT["dependencies"], *PYPROJECT["build-system"]["requires"]]
+    every += [each for extra in EXTRAS.values() for each in extra]
+    unbounded = [
+        each
+        for each in map(Requirement, every)
+        if each.name != "fedbudget"
+        and not any(part.operator in ("<", "==") for part in each.specifier)
+    ]
+    assert unbounded == []
+
+
+def test_actions_are_pinned_by_commit() -> None:
+    uses = [
+        line.strip()
+        for file in sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if "uses: " in line and "uses: ./" not in line
+    ]
+    assert len(uses) > 10
+    pinned = re.compile(r"(- )?uses: [\w./-]+@[0-9a-f]{40} # v[\d.]+")
+    assert [line for line in uses if not pinned.fullmatch(line)] == []
+
+
+def test_release_uses_no_other_index() -> None:
+    release = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    tests = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text("utf-8"))
+    assert "INDEX_URL" not in release
+    assert tests["env"]["PIP_EXTRA_INDEX_URL"].startswith("${{ github.ref_type != 'tag' &&")
+    for file in (ROOT / "docker").iterdir():
+        assert "index" not in file.read_text(encoding="utf-8")
 
 
 def test_workflows_call_existing_targets() -> None:
@@ -123,7 +206,7 @@ def test_compose_example_trains(tmp_path: Path) -> None:
         (tmp_path / "secrets" / "token").chmod(0o600)
         started = [_container(start, name) for name in COMPOSE["services"]]
         assert [each.end() for each in started] == [0] * 4
-    assert summary(tmp_path / "runs" / "compose")["stopped_by"] == "time"
+    assert summary(tmp_path / "runs" / "compose")["stopped_by"] in {"time", "validation"}
 
 
 _BUDGET = "${BUDGET:-30s}"
@@ -145,3 +228,13 @@ def _container(start: Commands, name: str) -> Command:
             .replace(_BUDGET, "3s")
         )
     )
+
+
+@pytest.mark.parametrize(("word", "code"), [("--help", 0), ("sped", 2)])
+def test_benchmarks_explain_their_use(word: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", word], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == code
+    assert done.stdout.startswith("usage: python -m benchmarks [speed ")
+    assert not done.stderr

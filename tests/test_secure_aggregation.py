@@ -53,7 +53,12 @@ def serve_nodes(
 ) -> Result:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    how: Any = {"give_up_after": LONG, "quiet": True, **(joining or {})}
+    how: Any = {
+        "give_up_after": LONG,
+        "quiet": True,
+        "seeded_batches": True,
+        **(joining or {}),
+    }
     parts = [
         pool.submit(fedbudget.join, address, name=f"n{i}", **{**how, **own})
         for i, own in enumerate(each)
@@ -78,16 +83,15 @@ def serve_nodes(
 def test_masked_run_matches_plain_run(
     nodes: ThreadPoolExecutor, method: dict[str, Any]
 ) -> None:
-    """Losses agree to 1e-4 in all rounds, as do τ, η, the nodes of each round, and test
-    metrics.
-    """
+    """Losses agree in all rounds, as do τ, η, the nodes of each round, and test metrics."""
     required = {"secure_aggregation": True}
     masked = serve_nodes(nodes, NODES, required, secure_aggregation=True, **method)
     plain = serve_nodes(nodes, NODES, combine="mean", **method)
     assert [each.tau for each in masked.rounds] == [each.tau for each in plain.rounds]
     for ours, theirs in zip(masked.rounds, plain.rounds, strict=True):
-        assert ours.loss == pytest.approx(theirs.loss, abs=1e-4)
-        assert ours.eta == pytest.approx(theirs.eta, rel=1e-2)
+        assert ours.loss == pytest.approx(theirs.loss, abs=5e-3)
+        # The largest β̂ is known as a level, an eighth of a factor of two wide.
+        assert ours.eta == pytest.approx(theirs.eta, rel=0.1)
         assert (ours.nodes, ours.corrected) == (theirs.nodes, theirs.corrected)
     assert masked.accuracy == pytest.approx(plain.accuracy, abs=0.02)
     assert masked.metrics.keys() == plain.metrics.keys()
@@ -126,7 +130,7 @@ def test_node_leaves_at_its_privacy_limit(
     """The node refuses to exceed its limit and reports the reason. The other nodes continue
     with the required noise.
     """
-    each = [{**own, "secure_aggregation": True} for own in NODES]
+    each = [{**own, "secure_aggregation": True, "secure_threshold": 0.51} for own in NODES]
     each[0] |= {"privacy_limit": 4.0, "privacy_account": tmp_path / "n0.json"}
     options: Any = {
         "budget": ["time=6s", "privacy=8"],
@@ -156,6 +160,25 @@ def test_certificates_identify_nodes(nodes: ThreadPoolExecutor, tmp_path: Path) 
     }
     result = serve_nodes(nodes, each, joining, secure_aggregation=True, rounds=3, **server)
     assert [each.nodes for each in result.rounds] == [4] * 4
+
+
+def test_keys_are_verified_over_a_network(tmp_path: Path) -> None:
+    """On this machine, and with `trust_first`, the first key of each node is enough."""
+    how: Any = {"data": make_samples(0, 20), "insecure": True, "give_up_after": 0.1}
+    how |= {"secure_aggregation": True, "quiet": True}
+    with pytest.raises(UserError, match="secure_aggregation needs verified keys"):
+        fedbudget.join("192.0.2.1:7", **how)
+    with pytest.raises(WorkError, match="could not be reached"):
+        fedbudget.join("192.0.2.1:7", **how, trust_first=True)
+    with pytest.raises(WorkError, match="could not be reached"):
+        fedbudget.join("127.0.0.1:7", **how)
+    (tmp_path / "known").write_text(f"n1 {'ab' * 32}\n")
+    with pytest.raises(UserError, match="trust_first is for nodes without cert and known"):
+        fedbudget.join(
+            "192.0.2.1:7", **how, known_nodes=tmp_path / "known", trust_first=True
+        )
+    with pytest.raises(UserError, match="secure_least must be at least 3"):
+        fedbudget.join("127.0.0.1:7", **how, secure_least=2)
 
 
 def test_unknown_identity_is_refused(nodes: ThreadPoolExecutor, tmp_path: Path) -> None:
@@ -194,8 +217,12 @@ def test_unknown_identity_is_refused(nodes: ThreadPoolExecutor, tmp_path: Path) 
             "privacy_noise seeded does not work with",
         ),
         (
-            {"budget": ["privacy=4", "time=5s"], "privacy_unit": "sample"},
-            "privacy_unit sample does not work with",
+            {"budget": ["privacy=4", "time=5s"], "privacy_unit": "sample", "tau": 2},
+            "make one update per round: tau must be 1",
+        ),
+        (
+            {"budget": ["privacy=4", "time=5s"], "privacy_unit": "sample", "batch_size": 8},
+            "make one update per round, with all samples .*: batch_size must be full",
         ),
         ({"nodes": 2}, "needs at least 3 nodes"),
         ({"data": make_samples(0, 20)}, "an aggregator that holds data"),
@@ -218,7 +245,7 @@ def test_privacy_unit_of_a_nodes_account(tmp_path: Path) -> None:
     }
     with pytest.raises(
         UserError,
-        match=r"account\.json is not a node's account of privacy: it is for single samples",
+        match=r"account\.json is not an account of privacy: it is for single samples",
     ):
         fedbudget.join("127.0.0.1:7", **how)
     with pytest.raises(UserError, match="privacy_unit must be node or sample, not 'group'"):

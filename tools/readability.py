@@ -23,7 +23,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "src" / "fedbudget"
 
-MOST_FILES = 220
+MOST_FILES = 240
 MOST_TOKENS = 245_000
 MOST_TOKENS_PER_LINE = 8.5
 LONGEST_FILE = 700

@@ -69,6 +69,15 @@ _JOIN = [
     "--give-up-after",
     "60",
 ]
+_PARQUET = """
+import fedbudget, pyarrow, pyarrow.parquet
+
+rows = {"site": ["a", "b"] * 40, "x": range(80), "y": [row // 2 % 2 for row in range(80)]}
+pyarrow.parquet.write_table(pyarrow.table(rows), "sites.parquet")
+options = {"target": "y", "partition": "by:site", "rounds": 3}
+result = fedbudget.train(dataset="sites.parquet", budget="time=1s", **options)
+assert sorted(result.sites) == ["a", "b"], result.sites
+"""
 _COMMANDS: dict[str, tuple[list[str], ...]] = {
     "full": (
         [
@@ -95,10 +104,12 @@ _COMMANDS: dict[str, tuple[list[str], ...]] = {
     "tensorboard": (
         ["run", "--track", "tensorboard", "--rounds", "3", "--out", "followed-too"],
     ),
+    "wandb": (["run", "--track", "wandb", "--rounds", "3", "--out", "followed-offline"],),
 }
 _PROGRAMS = {
     "flower": "import fedbudget.flower",
     "docs": "import mkdocs, mkdocstrings",
+    "parquet": _PARQUET,
     "xls": "import xlrd",
     "codecarbon": ("from fedbudget.resources.carbon import CodeCarbon; CodeCarbon.start()"),
 }

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8"))
 _HOME = {

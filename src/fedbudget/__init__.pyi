@@ -11,6 +11,11 @@ from fedbudget.budget.control import (
     Reason as Reason,
 )
 from fedbudget.data.dataset import Dataset as Dataset
+from fedbudget.data.describe import (
+    ColumnSummary as ColumnSummary,
+    Description as Description,
+    describe as describe,
+)
 from fedbudget.errors import (
     FedbudgetError as FedbudgetError,
     UserError as UserError,
@@ -24,6 +29,12 @@ from fedbudget.forecasts.forecast import (
     forecast as forecast,
 )
 from fedbudget.models.own import FunctionModel as FunctionModel
+from fedbudget.models.torch.model import TorchModel as TorchModel
+from fedbudget.estimators import (
+    FedClassifier as FedClassifier,
+    FedKMeans as FedKMeans,
+    FedRegressor as FedRegressor,
+)
 from fedbudget.api import join as join, serve as serve, train as train
 from fedbudget.protocol.combine import (
     CappingRule as CappingRule,
@@ -43,6 +54,7 @@ from fedbudget.protocol.features.feature import (
     register_feature as register_feature,
 )
 from fedbudget.protocol.messages import Report as Report, RoundPart as RoundPart
+from fedbudget.protocol.personal import SiteFigure as SiteFigure, SiteFigures as SiteFigures
 from fedbudget.protocol.update import (
     Accelerate as Accelerate,
     Average as Average,
@@ -69,7 +81,7 @@ from fedbudget.budget.step_size import (
     StepSizeInputs as StepSizeInputs,
     StepSizeState as StepSizeState,
 )
-from fedbudget.result import Result as Result
+from fedbudget.result import Result as Result, RunInterrupted as RunInterrupted
 from fedbudget.trained.export import export as export
 from fedbudget.trained.model import TrainedModel as TrainedModel, load as load
 

@@ -5,10 +5,13 @@ becomes a setting, or an object, which replaces the part of the run that the set
 name.
 """
 
+from __future__ import annotations  # `help(train)` shows these annotations as written
+
 import os
 import sys
 import warnings
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -16,11 +19,11 @@ from fedbudget.budget.control import Controller
 from fedbudget.budget.step_size import StepSize
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import Shard, from_samples, from_shards
-from fedbudget.data.shards import SampleSequence
 from fedbudget.errors import UserError
 from fedbudget.launch.execute import execute
 from fedbudget.launch.inputs import dataset_to_test_on, from_file, from_value, own_name
 from fedbudget.launch.prepared import Callback, Overrides, PreparedRun
+from fedbudget.launch.progress import showing_progress
 from fedbudget.launch.resume import CHANGEABLE, load_resumed
 from fedbudget.launch.simulate import launch
 from fedbudget.models.own import as_model
@@ -54,9 +57,12 @@ _DATA_SETTINGS = (
     "drop",
     "categorical",
     "impute",
+    "missing",
     "classes",
     "standardise",
+    "schema",
     "test_share",
+    "partition",
 )
 """Settings that describe how samples are read."""
 
@@ -64,25 +70,27 @@ _DATA_SETTINGS = (
 def train(
     *,
     task: str | None = None,
-    model: "str | OwnModel | None" = None,
-    dataset: str | Dataset | SampleSequence | None = None,
+    model: str | OwnModel | None = None,
+    dataset: str | Dataset | Shard | None = None,
     shards: Sequence[Shard] | None = None,
     test: Shard | None = None,
     budget: str | Sequence[str] | None = None,
     until: str | Sequence[str] | None = None,
+    nodes: int | str | None = None,
     case: int | None = None,
     controller: Controller | None = None,
     step_size: float | str | StepSize | None = None,
     update: str | UpdateRule | None = None,
     combine: str | CombineRule | None = None,
     features: Sequence[Feature] = (),
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     out: str | Path | None = None,
     resume: str | Path | None = None,
     track: str | Sequence[str] = (),
     engine: EngineName = "in-process",
     ray_address: str | None = None,
     actors: int | None = None,
+    progress: bool | None = None,
     **options: Unpack[SettingsOptions],
 ) -> Result:
     """Train a model under a budget; the same as `fedbudget run`.
@@ -92,14 +100,16 @@ def train(
         them.
       model: a name, a PyTorch module or its class, or any `Model`, such as a `TorchModel`
         or a `FunctionModel`.
-      dataset: a name, a path, a `Dataset`, or samples to distribute over nodes: a DataFrame
-        with the column `target`, a map-style Dataset of PyTorch, or a list. Ignored if you
-        pass `shards`.
+      dataset: a name, a path, a `Dataset`, or samples to distribute over nodes: arrays
+        (x, y), a DataFrame with the column `target`, a map-style Dataset of PyTorch or its
+        DataLoader, a Dataset of Hugging Face, or a list. Use this or `shards`.
       shards: data of each node: (x, y), with y None without a target, or samples as above.
       test: test samples in the same form, with shards or samples.
       budget: one limit or several, such as `["time=15s", "bytes=20MB"]`.
       until: one target or several, such as `"accuracy=0.95"`; the run stops at the first
         one that is reached.
+      nodes: number of nodes, or the column of tables whose values are the nodes; the same
+        as `partition="by:COLUMN"`.
       case: 1 to 4, short for `partition="case:N"`.
       controller: object that chooses τ instead of the method.
       step_size: η, `auto`, or an object that chooses it.
@@ -108,26 +118,37 @@ def train(
       combine: how the updates of nodes are combined: `mean`, `clipped`, `trimmed`,
         `median`, or an object.
       features: additions of your own to every round; see `Feature`.
-      callbacks: functions called with the record of every round; the run stops when one
-        returns True.
+      callbacks: a function or several, called with the record of every round; the run stops
+        when one returns True.
       out: folder of the run; without it nothing is written.
       resume: folder of a run to resume with its own settings. Pass again the objects that
         it was given. A `budget` extends its limits: `"time=+5s"`.
-      track: additional trackers: `mlflow`, `tensorboard` or both.
+      track: additional trackers: `mlflow`, `tensorboard`, `wandb`.
       engine: `in-process`, `ray` for a cluster, or `network` for node processes on this
         machine.
       ray_address: address of the Ray cluster; this machine by default.
       actors: number of Ray processes that share the nodes; one per core by default.
+      progress: whether to show a line with the last round; by default in a terminal and in
+        a notebook.
       options: the other fields of `fedbudget.Settings`.
 
     Returns:
       the figures, the model and the record of every round.
+
+    Raises:
+      RunInterrupted: a KeyboardInterrupt, after Ctrl-C or SIGTERM. The run is saved, and
+        the exception has its result.
 
     >>> result = train(model="svm", dataset="digits", case=2, budget="time=2s")
     >>> result.stopped_by, sorted(result.spent)
     ('time', ['time'])
     """
     trackers = make_trackers((track,) if isinstance(track, str) else track)
+    if isinstance(nodes, str):
+        if options.get("partition") is not None:
+            raise UserError("`nodes` names a column already: omit `partition`")
+        options["partition"] = f"by:{nodes}"
+        nodes = None
     settings, overrides, folder, resumed = _read_arguments(
         "run",
         options,
@@ -139,6 +160,7 @@ def train(
         model=model,
         dataset=_own_dataset(dataset, shards, test, options),
         until=until,
+        nodes=nodes,
         controller=controller,
         step_size=step_size,
         update=update,
@@ -155,24 +177,32 @@ def train(
     ) as prepared:
         for warning in prepared.dataset.warnings:
             warnings.warn(str(UserError(warning)), stacklevel=2)
-        return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
+        with showing_progress(prepared, progress) as shown:
+            result = execute(
+                prepared,
+                out=folder,
+                callbacks=(*_listed(callbacks), *shown),
+                trackers=trackers,
+            )
+    return result.uninterrupted()
 
 
 def serve(
     address: str = "127.0.0.1:7700",
     *,
-    model: "str | OwnModel | None" = None,
+    model: str | OwnModel | None = None,
     budget: str | Sequence[str] | None = None,
     until: str | Sequence[str] | None = None,
     task: str | None = None,
-    data: "OwnData | str | None" = None,
-    test: "OwnData | str | None" = None,
+    nodes: int | None = None,
+    data: OwnData | str | None = None,
+    test: OwnData | str | None = None,
     controller: Controller | None = None,
     step_size: float | str | StepSize | None = None,
     update: str | UpdateRule | None = None,
     combine: str | CombineRule | None = None,
     features: Sequence[Feature] = (),
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     out: File | None = None,
     resume: File | None = None,
     track: str | Sequence[str] = (),
@@ -197,6 +227,7 @@ def serve(
         `net.py:Net`.
       budget, until, task, controller, step_size, update, combine, features, callbacks,
         track: see `fedbudget.train`.
+      nodes: number of nodes to wait for before the first round.
       data: samples of the aggregator itself, in a form of `fedbudget.join`.
       test: test samples in the same form, or the name of a dataset.
       out: folder of the run, needed to resume it; without it nothing is written.
@@ -211,7 +242,7 @@ def serve(
       metrics_port: PORT or HOST:PORT of the Prometheus metrics.
       energy_meter: energy meter of this machine, if it holds data.
       quiet: print only errors, and the port if `address` does not fix it.
-      options: the other fields of `fedbudget.Settings`; `nodes` is the number to wait for.
+      options: the other fields of `fedbudget.Settings`.
 
     Returns:
       the figures, the model and the record of every round.
@@ -229,6 +260,7 @@ def serve(
         resume=resume,
         model=model,
         until=until,
+        nodes=nodes,
         controller=controller,
         step_size=step_size,
         update=update,
@@ -241,9 +273,11 @@ def serve(
         if not quiet:
             for remark in prepared.dataset.remarks:
                 print(f"data: {UserError(remark)}", file=sys.stderr, flush=True)
-        return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
+        return execute(
+            prepared, out=folder, callbacks=_listed(callbacks), trackers=trackers
+        )
 
-    return serve_run(
+    result = serve_run(
         settings,
         ListenOptions(address, max_nodes, allow=tuple(allow), metrics_port=metrics_port),
         SecurityOptions(
@@ -261,23 +295,26 @@ def serve(
         resumed=resumed,
         quiet=quiet,
     )
+    return result.uninterrupted()
 
 
 def join(
     address: str,
     *,
-    data: "OwnData | str",
-    model: "str | OwnModel | None" = None,
+    data: OwnData | str,
+    model: str | OwnModel | None = None,
     name: str | None = None,
     target: str | None = None,
     drop: str | Sequence[str] | None = None,
     categorical: str | Sequence[str] | None = None,
     impute: Impute | None = None,
+    missing: str | Sequence[str] | None = None,
     classes: str | Sequence[str] | None = None,
     standardise: bool | None = None,
+    schema: File | None = None,
     labels: File | None = None,
     test_share: float = 0.0,
-    test: "OwnData | str | None" = None,
+    test: OwnData | str | None = None,
     device: str = "auto",
     ca: File | None = None,
     cert: File | None = None,
@@ -290,6 +327,7 @@ def join(
     min_batch: int = 8,
     max_tau: int = 10_000,
     min_interval: float = 0.0,
+    seeded_batches: bool = False,
     privacy_limit: float | None = None,
     privacy_account: File | None = None,
     privacy_delta: float = 1e-5,
@@ -298,7 +336,11 @@ def join(
     secure_threshold: float | None = None,
     identity: File | None = None,
     known_nodes: File | None = None,
+    secure_least: int | None = None,
+    trust_first: bool = False,
     sent_log: File | None = None,
+    save_model: File | None = None,
+    keep_figures: bool = False,
     give_up_after: float = 600.0,
     quiet: bool = False,
 ) -> int:
@@ -315,6 +357,7 @@ def join(
       target: column to predict, if data is a `.csv` or a DataFrame.
       drop, categorical, impute, classes, standardise: how such data is read, as in
         `fedbudget.Settings`; use the same values at all nodes.
+      schema: TOML file with public ranges, categories and classes of a table.
       labels: file with the labels, if data is an IDX file of images.
       test_share: fraction of the samples to hold out; the aggregator may request an
         evaluation on them.
@@ -330,6 +373,8 @@ def join(
       min_batch, max_tau: smallest mini-batch and largest number of local updates in a round
         that this node accepts.
       min_interval: minimum number of seconds between two replies.
+      seeded_batches: draw mini-batches from the aggregator's seed, so that a run can be
+        repeated to the bit. The aggregator then knows which samples are in each.
       privacy_limit, privacy_delta: largest total ε of all private runs, at this δ.
       privacy_unit: unit of that ε: `node`, with all its samples, or each `sample`.
       privacy_account: file with the privacy spent so far.
@@ -338,7 +383,14 @@ def join(
       identity: file with the key of this node for secure aggregation, if it has no
         certificate; created if missing.
       known_nodes: file with a line NAME KEY for each other node.
-      sent_log: file that lists everything sent.
+      secure_least: smallest number of nodes in a masked sum at the start of a round; by
+        default those in `known_nodes`, or 3.
+      trust_first: trust the first key of each other node, without a certificate and
+        `known_nodes`. The aggregator could replace it.
+      sent_log: file that lists time and size of each report.
+      save_model: folder for the models of this node at the end of a run with `personal`:
+        its own in `model.safetensors`, and the global one in `global.safetensors`.
+      keep_figures: do not send figures of this node's personal model.
       give_up_after: seconds to retry an unreachable aggregator; `inf` to retry forever.
       quiet: print only errors.
 
@@ -352,7 +404,9 @@ def join(
         "target": target,
         "drop": drop,
         "categorical": categorical,
+        "missing": missing,
         "classes": classes,
+        "schema": None if schema is None else str(schema),
     }
     settings = Settings(**tables, impute=impute, standardise=standardise)
     held_back = {"test_share": test_share, "test": test}
@@ -364,6 +418,7 @@ def join(
         min_batch=min_batch,
         max_tau=max_tau,
         min_interval=min_interval,
+        seeded_batches=seeded_batches,
         privacy_limit=privacy_limit,
         privacy_account=_path(privacy_account),
         privacy_delta=privacy_delta,
@@ -372,7 +427,11 @@ def join(
         secure_threshold=secure_threshold,
         identity=_path(identity),
         known_nodes=_path(known_nodes),
+        secure_least=secure_least,
+        trust_first=trust_first,
         sent_log=_path(sent_log),
+        save_model=_path(save_model),
+        keep_figures=keep_figures,
         give_up_after=give_up_after,
         quiet=quiet,
     )
@@ -417,7 +476,7 @@ def _read_arguments(
     objects: dict[str, Any] = {}
     for name, value in given.items():
         if value is not None:
-            is_setting = isinstance(value, int | float | str) or name == "until"
+            is_setting = isinstance(value, Real | str) or name == "until"
             (named if is_setting else objects)[name] = value
     if "model" in objects:
         objects["model"] = as_model(objects["model"], device=options.get("device", "auto"))
@@ -425,12 +484,20 @@ def _read_arguments(
     if "dataset" in objects:
         named["dataset"] = objects["dataset"].name
     overrides = Overrides(**objects)
+    given_dataset = overrides.dataset
+    own_data = given_dataset is not None and not given_dataset.published
+    own = own_data or overrides.model is not None
 
     def settings_with(config: Path | None, **limits: Any) -> Settings:
         given = {**named, **limits}
         given = {name: value for name, value in given.items() if value is not None}
         return Settings.combined(
-            {**options, **given}, task=task, config=config, case=case, command=command
+            {**options, **given},
+            task=task,
+            config=config,
+            case=case,
+            command=command,
+            own=own,
         )
 
     if resume is None:
@@ -443,34 +510,41 @@ def _read_arguments(
         settings_with,
         (budget,) if isinstance(budget, str) else budget or (),
         overrides,
+        given=[*named, *objects],
         changeable=CHANGEABLE | {"nodes"} if command == "serve" else CHANGEABLE,
     )
     return settings, overrides, folder, resumed
 
 
 def _own_dataset(
-    dataset: str | Dataset | SampleSequence | None,
+    dataset: str | Dataset | Shard | None,
     shards: Sequence[Shard] | None,
     test: Shard | None,
     options: SettingsOptions,
 ) -> str | Dataset | None:
     """Return data given as objects as a `Dataset`, and the name of a dataset as it is."""
+    if shards is not None and dataset is not None:
+        raise UserError("give `dataset` or `shards`, not both")
     given: Any = {name: value for name, value in options.items() if name in _DATA_SETTINGS}
     settings = Settings(**given)
     tables = settings.table_options()
     standardise = settings.standardise
     if shards is not None:
-        return from_shards(shards, test, tables, standardise=standardise)
+        share = options.get("test_share", 0.0)  # by default, shards are for training only
+        return from_shards(shards, test, tables, test_share=share, standardise=standardise)
     if isinstance(dataset, str | Dataset | None):
+        if test is not None:
+            raise UserError(
+                "`test` is for samples given from Python, as `dataset` or `shards`"
+            )
         return dataset
-    return from_samples(
-        dataset, test, tables, test_share=settings.test_share, standardise=standardise
-    )
+    share = 0.0 if test is not None else settings.test_share
+    return from_samples(dataset, test, tables, test_share=share, standardise=standardise)
 
 
 def _node_data(
     given: Any, settings: Settings, labels: Path | None = None, **held_back: Any
-) -> "NodeData":
+) -> NodeData:
     options = settings.table_options()
     standardise = settings.standardise
     if isinstance(given, str | os.PathLike):
@@ -485,7 +559,17 @@ def _test_dataset(given: Any, settings: Settings) -> Dataset | None:
         return None
     if isinstance(given, str):
         return dataset_to_test_on(given, settings)
-    return from_value(given, "test", settings.table_options()).dataset
+    options = settings.table_options()
+    return from_value(given, "test", options, settings.standardise).dataset
+
+
+def _listed(callbacks: Callback | Sequence[Callback]) -> Sequence[Callback]:
+    listed = callbacks if isinstance(callbacks, Sequence) else (callbacks,)
+    if wrong := [each for each in listed if not callable(each)]:
+        raise UserError(
+            f"`callbacks` must be a function or a sequence of functions, not {wrong[0]!r}"
+        )
+    return listed
 
 
 def _path(given: File | None) -> Path | None:

@@ -171,8 +171,8 @@ class Codec(Generic[T]):
             if not isinstance(value, msgspec.Struct):
                 return value
             kind, types = self._classes[type(value)]
-            if types is None:
-                return msgspec.convert(value, kind, from_attributes=True, dec_hook=part)
+            if types is None:  # it contains no other member
+                return msgspec.convert(value, kind, from_attributes=True, dec_hook=array)
             parts = msgspec.convert(
                 msgspec.structs.astuple(value), types, from_attributes=True, dec_hook=part
             )

@@ -75,15 +75,46 @@ def move(source: Path, path: Path) -> None:
     _rename(source, path)
 
 
-def _rename(source: Path, path: Path) -> None:
-    source.replace(path)
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Create a folder of this mode and the folders above it, and sync each new name."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode=mode, exist_ok=True)
+        sync_names(path.parent)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append a line, and return only when it survives a power cut.
+
+    The start of a line that a crash cut off is removed first.
+    """
+    with path.open("a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if size and file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if not size:
+        sync_names(path.parent)
+
+
+def sync_names(folder: Path) -> None:
+    """Sync the names of the files in a folder."""
     if os.name == "nt":  # folders cannot be opened there
         return
-    handle = os.open(path.parent, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _rename(source: Path, path: Path) -> None:
+    source.replace(path)
+    sync_names(path.parent)
 
 
 class SpareSpace:

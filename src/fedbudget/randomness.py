@@ -37,6 +37,8 @@ class Stream(IntEnum):
     PRIVACY = 8
     SAMPLE_PRIVACY = 9
     VALIDATION = 10
+    PERSONAL = 11
+    NOISE_SHARES = 12
 
 
 def generator(seed: int, stream: Stream, *part: int) -> np.random.Generator:

@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ OPTIONS: dict[str, Any] = {
     "seed": 3,
     "batch_size": 8,
     "compress": "none",
+    "validation": 0.0,  # measured costs decide which rounds validate
 }
 LONG = 60.0  # timeout in seconds, never reached
 
@@ -111,7 +113,13 @@ def start_node(
     pool: ThreadPoolExecutor, address: str, name: str, **more: Any
 ) -> "Future[int]":
     return pool.submit(
-        fedbudget.join, address, name=name, give_up_after=LONG, quiet=True, **more
+        fedbudget.join,
+        address,
+        name=name,
+        give_up_after=LONG,
+        quiet=True,
+        seeded_batches=True,
+        **more,
     )
 
 
@@ -377,3 +385,58 @@ def test_mixed_targets_are_regression_everywhere(
 def test_wrong_data_is_refused(address: str) -> None:
     with pytest.raises(UserError, match="must be"):
         fedbudget.join(address, data=5)  # type: ignore[arg-type]
+
+
+def test_private_tables_share_a_schema(
+    nodes: ThreadPoolExecutor, address: str, tmp_path: Path
+) -> None:
+    """The model holds the scale of the file; a node with another one is refused."""
+    (tmp_path / "schema.toml").write_text(
+        '[target]\nname = "y"\nclasses = ["a", "b"]\n[columns]\nx = { range = [0, 8] }\n'
+    )
+    (tmp_path / "other.toml").write_text(
+        '[target]\nname = "y"\nclasses = ["a", "b"]\n[columns]\nx = { range = [0, 9] }\n'
+    )
+    for number in range(2):
+        rows = "".join(f"{i * 0.7},{'ab'[i % 2]}\n" for i in range(20 + number))
+        (tmp_path / f"{number}.csv").write_text("x,y\n" + rows)
+    tables: dict[str, Any] = {
+        "schema": tmp_path / "schema.toml",
+        "privacy_limit": 9.0,
+        "privacy_delta": 1e-5,
+    }
+    started = [
+        start_node(
+            nodes,
+            address,
+            f"n{number}",
+            data=str(tmp_path / f"{number}.csv"),
+            privacy_account=tmp_path / f"account{number}.json",
+            **tables,
+        )
+        for number in range(2)
+    ]
+    odd = start_node(
+        nodes,
+        address,
+        "odd",
+        data=str(tmp_path / "0.csv"),
+        schema=tmp_path / "other.toml",
+    )
+    result = fedbudget.serve(
+        address,
+        model="softmax",
+        nodes=2,
+        schema=str(tmp_path / "schema.toml"),
+        budget=["time=1000000s", "privacy=8"],
+        rounds=3,
+        tau=2,
+        quiet=True,
+    )
+    with pytest.raises(WorkError, match="another schema or scale"):
+        odd.result(LONG)
+    assert [each.result(LONG) for each in started] == [3, 3]
+    scale = result.model.samples.standardization
+    assert scale is not None
+    assert (scale.mean.tolist(), scale.deviation.tolist()) == ([4.0], [4.0])
+    assert result.sources["privacy"] == "accounted"

@@ -1,12 +1,15 @@
 """`fedbudget.train`: results checked by hand, their attributes, and the files of a run."""
 
+import json
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
@@ -93,6 +96,20 @@ class TestCustomModel:
         )
 
 
+def test_part_of_each_shard_tests() -> None:
+    """20 of the 100 samples of both shards are tested on, and not trained on."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 3))
+    shards = [(x, (x[:, 0] > 0).astype(int)), (x + 1, (x[:, 0] > 0).astype(int))]
+    run: dict[str, Any] = {"rounds": 2, "budget": "time=1h", "validation": 0}
+    without = fedbudget.train(shards=shards, **run)
+    assert without.accuracy is None
+    result = fedbudget.train(shards=shards, test_share=0.2, **run)
+    assert result.accuracy is not None
+    assert result.accuracy * 40 == pytest.approx(round(result.accuracy * 40))
+    assert result.w.tobytes() != without.w.tobytes()
+
+
 def test_built_in_model_on_shards() -> None:
     rng = np.random.default_rng(1)
     shards = []
@@ -161,6 +178,16 @@ class TestResult:
         seen: list[RoundRecord] = []
         result = fedbudget.train(dataset=DIGITS, budget="time=1s", callbacks=[seen.append])
         assert seen == list(result.rounds)
+        again: list[RoundRecord] = []
+        fedbudget.train(dataset=DIGITS, budget="time=1s", callbacks=again.append)
+        assert [each.tau for each in again] == [each.tau for each in seen]
+
+    @pytest.mark.parametrize("callbacks", [3, [3], "print"])
+    def test_callbacks_must_be_functions(self, callbacks: Any) -> None:
+        with pytest.raises(
+            fedbudget.UserError, match="callbacks must be a function or a sequence"
+        ):
+            fedbudget.train(dataset=DIGITS, budget="time=1s", callbacks=callbacks)
 
 
 class TestBudgets:
@@ -198,6 +225,31 @@ class TestBudgets:
         shares = {name: result.spent[name] / limit for name, limit in result.budget.items()}
         assert result.stopped_by == binds == max(shares, key=lambda name: shares[name])
         assert shares[binds] > 0.9
+
+
+def test_interrupted_run_ends_the_loop(tmp_path: Path) -> None:
+    """Ctrl-C in a run ends the caller's loop too, after the run is saved."""
+    made = []
+
+    def loop() -> None:
+        for seed in range(3):
+            made.append(seed)
+            fedbudget.train(
+                case=2,
+                budget="time=60s",
+                out=tmp_path / str(seed),
+                callbacks=[lambda record: signal.raise_signal(signal.SIGINT)],
+            )
+
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        loop()
+    assert made == [0]
+    assert isinstance(interrupted.value, fedbudget.RunInterrupted)
+    result = interrupted.value.result
+    saved = Run.open(tmp_path / "0")
+    assert saved.summary is not None
+    assert saved.summary["loss"] == result.loss
+    assert saved.model().w.tolist() == result.w.tolist()
 
 
 def test_seed_determines_the_records() -> None:
@@ -418,3 +470,75 @@ class TestErrors:
             fedbudget.UserError, match=r"returned a gradient of shape \(2,\); w has \(3,\)"
         ):
             fedbudget.train(model=model, shards=clouds(), budget="time=1s")
+
+
+class TestSites:
+    """Nodes are the values of a column of tables."""
+
+    FRAME = pd.DataFrame(
+        {
+            "ward": ["b", "a", "c", "a"] * 60,
+            "age": np.random.default_rng(2).normal(50, 9, 240),
+            "ill": ["no", "yes", "yes", "no"] * 60,
+        }
+    )
+
+    def test_column_gives_nodes(self, tmp_path: Path) -> None:
+        """`nodes` and `partition` do the same; names are in the result and the folder."""
+        options: dict[str, Any] = {
+            "target": "ill",
+            "budget": "time=1s",
+            "costs": "simulated",
+        }
+        one = fedbudget.train(
+            dataset=self.FRAME, nodes="ward", out=tmp_path / "run", **options
+        )
+        other = fedbudget.train(dataset=self.FRAME, partition="by:ward", **options)
+        assert list(one.sites) == ["a", "b", "c"]
+        assert one.w.tobytes() == other.w.tobytes()
+        listed = json.loads((tmp_path / "run/nodes.json").read_text())["nodes"]
+        assert [(node["name"], node["samples"]) for node in listed] == [
+            ("a", 96),
+            ("b", 48),
+            ("c", 48),
+        ]
+        config = Run.open(tmp_path / "run").settings
+        assert (config.partition, config.nodes) == ("by:ward", 3)
+
+    def test_hospitals_are_default_nodes(self) -> None:
+        result = fedbudget.train(dataset="heart-disease", budget="time=1s")
+        assert list(result.sites) == ["cleveland", "hungarian", "switzerland", "va"]
+        cases = fedbudget.train(dataset="heart-disease", case=2, nodes=3, budget="time=1s")
+        assert list(cases.sites) == ["node 0", "node 1", "node 2"]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (
+                {"nodes": 2, "partition": "by:ward"},
+                "partition by:ward needs one site per node, but DataFrame has 3 for 2 "
+                "nodes: omit nodes",
+            ),
+            ({"nodes": "ward", "partition": "by:age"}, "nodes names a column already"),
+            ({"nodes": "zone"}, "DataFrame has no column 'zone'; it has ward, age, ill"),
+        ],
+    )
+    def test_contradictions_are_refused(
+        self, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(fedbudget.UserError, match=message):
+            fedbudget.train(dataset=self.FRAME, target="ill", budget="time=1s", **options)
+
+    def test_processes_are_named_too(self) -> None:
+        """Each hospital is a process; its rows, and so w, are those of a simulation."""
+        options: dict[str, Any] = {
+            "dataset": "heart-disease",
+            "costs": "simulated",
+            "compress": "none",
+            "combine": "mean",
+            "rounds": 2,
+        }
+        processes = fedbudget.train(engine="network", **options)
+        simulated = fedbudget.train(**options)
+        assert list(processes.sites) == list(simulated.sites)
+        assert processes.w.tobytes() == simulated.w.tobytes()

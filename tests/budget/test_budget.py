@@ -41,7 +41,7 @@ class TestParse:
             "time": 2,
             "money": 3,
         }
-        assert str(budget) == "bytes=20MB, time=120s, money=0.4"
+        assert str(budget) == "bytes=20MB, time=2min, money=0.4"
 
     @pytest.mark.parametrize(
         ("texts", "message"),

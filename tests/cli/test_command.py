@@ -1,8 +1,12 @@
 """Commands and their options, each declared in one place."""
 
+import errno
+import json
+import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,8 @@ from fedbudget.launch.local import node_arguments
 from fedbudget.settings import network as launch_options
 from fedbudget.settings.option import declarations
 from fedbudget.settings.settings import Settings
+from support.commands import run_command
+from support.synthetic_runs import SETTINGS, make_run
 
 ROOT: Any = typer.main.get_command(app)
 OPTIONS = [
@@ -117,3 +123,46 @@ class TestOptions:
         ]
         required = "dataset target drop test_share train_samples partition seed"
         assert set(required.split()) <= set(names)
+
+
+def test_terminal_without_greek_letters(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedbudget", "explain", str(tmp_path / "run")],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "adaptive ?, frugal: 20 rounds" in done.stdout
+
+
+def test_system_error_names_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Not the temporary file that was being written."""
+
+    def fail(*_: object, **__: object) -> None:
+        path = tmp_path / ".predictions.csv.0123abcd.new"
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("fedbudget.runs.overview.find_runs", fail)
+    code, _, err = run_command(capsys, "runs", str(tmp_path))
+    assert code == 1
+    assert err == f"fedbudget: {tmp_path}/predictions.csv: Permission denied\n"
+
+
+def test_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = make_run(tmp_path / "first", summary={"loss": 0.25})
+    other = replace(SETTINGS, tau=10, seed=7)
+    second = make_run(tmp_path / "second", 7, settings=other, summary={"loss": 0.125})
+    code, out, _ = run_command(capsys, "compare", str(first), str(second))
+    rows = {line.split()[0]: line.split()[-2:] for line in out.splitlines()}
+    assert code == 0
+    assert rows["loss"] == ["0.2500", "0.1250"]
+    assert rows["rounds"] == ["20", "7"]
+    assert rows["--tau"] == ["adaptive", "10"]
+    assert rows["--seed"] == ["3", "7"]
+    assert "--model" not in rows  # equal
+    _, out, _ = run_command(capsys, "compare", str(first), str(second), "--json")
+    assert set(json.loads(out)["different"]) == {"tau", "seed"}

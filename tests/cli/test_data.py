@@ -12,6 +12,7 @@ from rich.console import Console
 from fedbudget.cli import fetching
 from fedbudget.data import published
 from fedbudget.data.download import mirror
+from fedbudget.data.schema import read_schema
 from support.commands import run_command
 from support.web import Web, dataset_of, serving
 
@@ -63,7 +64,7 @@ class TestGet:
     ) -> None:
         host = web.url.removeprefix("http://").removesuffix("/")
         code, out, err = command("get", "small", "--data-dir", str(tmp_path / "mine"))
-        assert (code, out) == (0, f"small is in {tmp_path}/mine/small\n")
+        assert (code, out) == (0, f"small is in {tmp_path}/mine/small\nlicence: none\n")
         assert err.splitlines() == [f"one.bin from {host}", f"two.bin from {host}"]
         assert command("get", "small", "--data-dir", str(tmp_path / "mine")) == (0, out, "")
         assert len(web.requests) == 2
@@ -72,11 +73,12 @@ class TestGet:
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         _, out, _ = command("get", "small")
-        cache = Path(out.removeprefix("small is in ").strip())
+        cache = Path(out.splitlines()[0].removeprefix("small is in "))
         assert cache.is_relative_to(tmp_path)
         assert (cache / "one.bin.gz").exists()
         monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "variable"))
-        assert command("get", "small")[1] == f"small is in {tmp_path}/variable/small\n"
+        out = command("get", "small")[1]
+        assert out.splitlines()[0] == f"small is in {tmp_path}/variable/small"
 
     def test_terminal_shows_progress_bars(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,7 +89,7 @@ class TestGet:
             lambda stderr: Console(stderr=stderr, force_terminal=True, width=120),
         )
         code, out, err = command("get", "small", "--data-dir", str(tmp_path))
-        assert (code, out) == (0, f"small is in {tmp_path}/small\n")
+        assert (code, out) == (0, f"small is in {tmp_path}/small\nlicence: none\n")
         assert "one.bin from 127.0.0.1" in err
         assert "━" in err
 
@@ -107,11 +109,12 @@ class TestGet:
             "",
             "fedbudget: unknown dataset 'large'; published ones are small\n",
         )
-        assert command("get", "digits") == (
-            0,
-            "digits is embedded; there is nothing to fetch\n",
-            "",
-        )
+        for name in ("digits", "heart-disease"):
+            assert command("get", name) == (
+                0,
+                f"{name} is embedded; there is nothing to fetch\nlicence: CC BY 4.0\n",
+                "",
+            )
 
 
 class TestCheck:
@@ -165,12 +168,13 @@ class TestList:
     def test_locations_and_states(self, command: Command, tmp_path: Path) -> None:
         code, out, err = command("list")
         assert (code, err) == (0, "")
-        digits, small = out.splitlines()[1:]
+        digits, heart, small = out.splitlines()[1:]
+        assert heart.split()[0] == "heart-disease"
         assert digits.split()[0] == "digits"
         assert "embedded" in digits
         assert " ".join(small.split()) == "small small 3 3 kB 0 of 2 not found"
         put(tmp_path)
-        row = command("list", "--data-dir", str(tmp_path))[1].splitlines()[2]
+        row = command("list", "--data-dir", str(tmp_path))[1].splitlines()[3]
         assert row.split()[5:] == ["complete", str(tmp_path / "small")]
         (tmp_path / "small/one.bin").unlink()
         *_, last = command("list", "--data-dir", str(tmp_path))[1].splitlines()
@@ -178,7 +182,7 @@ class TestList:
 
     def test_as_json(self, command: Command, tmp_path: Path) -> None:
         put(tmp_path)
-        digits, small = json.loads(
+        digits, _, small = json.loads(
             command("list", "--json", "--data-dir", str(tmp_path))[1]
         )["datasets"]
         assert (digits["name"], digits["where"]) == ("digits", "embedded")
@@ -190,7 +194,76 @@ class TestList:
         assert small["files"] == {"one.bin": "ok", "two.bin": "ok"}
 
 
+class TestExport:
+    def test_one_table_per_hospital(self, command: Command, tmp_path: Path) -> None:
+        folder = tmp_path / "hospitals"
+        code, out, err = command("export", "heart-disease", str(folder))
+        assert (code, err) == (0, "")
+        assert out.splitlines() == sorted(map(str, folder.iterdir()))
+        header, first, *_ = (folder / "switzerland.csv").read_text().splitlines()
+        assert header.startswith("age,sex,cp,trestbps,chol,")
+        assert first == "32,1,1,95,,,0,127,0,.7,1,,,yes".replace(",.7", ",0.7")
+
+    def test_existing_folder_is_kept(self, command: Command, tmp_path: Path) -> None:
+        code, _, err = command("export", "heart-disease", str(tmp_path))
+        assert (code, err) == (
+            2,
+            f"fedbudget: {tmp_path} exists already: choose a new folder\n",
+        )
+
+
+class TestDescribe:
+    def test_table_and_findings(self, capsys: pytest.CaptureFixture[str]) -> None:
+        code, out, err = run_command(capsys, "describe", "heart-disease")
+        assert (code, err) == (0, "")
+        lines = out.splitlines()
+        assert lines[0] == "heart-disease: 920 rows at 4 sites, 13 columns, target disease"
+        assert "- chol is empty at switzerland" in lines
+        assert max(map(len, lines)) <= 80
+
+    def test_sites_of_a_column(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        rows = "".join(f"{'ab'[n % 2]},{n},{n % 3}\n" for n in range(60))
+        path = tmp_path / "t.csv"
+        path.write_text("ward,age,ill\n" + rows)
+        arguments = ("describe", str(path), "--partition", "by:ward", "--json")
+        code, out, err = run_command(capsys, *arguments)
+        assert (code, err) == (0, "")
+        described = json.loads(out)
+        assert described["rows"] == {"a": 30, "b": 30}
+        assert described["columns"]["age"]["total"]["largest"] == 59
+        code, _, err = run_command(capsys, "describe", str(path), "--partition", "case:1")
+        assert (code, err) == (
+            2,
+            "fedbudget: --partition must be by:COLUMN, the column with the sites\n",
+        )
+
+
 def test_help_without_arguments(command: Command) -> None:
     code, out, err = command()
     assert (code, err) == (0, "")
     assert all(word in out for word in ("list", "get", "check"))
+
+
+class TestSchema:
+    def test_prints_a_usable_draft(self, command: "Command", tmp_path: Path) -> None:
+        path = tmp_path / "rows.csv"
+        rows = "".join(f"n{i},{i / 7},{'xy'[i % 2]},{i % 2}\n" for i in range(30))
+        path.write_text("name,size,kind,y\n" + rows)
+        options = ("--target", "y", "--drop", "name", "--classes", "0,1,2")
+        code, out, err = command("schema", str(path), *options)
+        assert (code, err) == (0, "")
+        assert "Review each line" in out
+        (tmp_path / "schema.toml").write_text(out)
+        schema = read_schema(tmp_path / "schema.toml")
+        assert schema.classes == ("0", "1", "2")
+        assert schema.layout.columns[0].range == (0.0, 5.0)
+        assert schema.layout.dropped == ("name",)
+
+    def test_problems_name_the_options(self, command: "Command", tmp_path: Path) -> None:
+        path = tmp_path / "rows.csv"
+        path.write_text("name,y\n" + "".join(f"n{i},{i}\n" for i in range(30)))
+        code, out, err = command("schema", str(path))
+        assert (code, out) == (2, "")
+        assert "--drop it" in err

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.budget.control import Estimates
+from fedbudget.cli import console
 from fedbudget.cli.runs import chart, explain
 from fedbudget.runs.explain import Explanation
 from support.synthetic_runs import make_run, record
@@ -51,10 +52,18 @@ def test_bars_are_monotonic_in_g(curve: list[float]) -> None:
     assert sorted_lengths[-1] == (50 if math.log(max(curve)) > math.log(min(curve)) else 1)
 
 
+def test_chart_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even with the longest bar marked as chosen."""
+    monkeypatch.setattr(console, "_UNLIMITED", 60)
+    curve = [1.0 + tau for tau in range(20)]
+    widths = [len(line) for line in chart(explanation(curve, tau=20))]
+    assert 55 <= max(widths) <= 60
+
+
 def test_infinite_and_flat_curves() -> None:
     assert bars([2.0, 1.0, math.inf]) == {1: 50, 2: 1, 3: -1}
     assert bars([3.0, 3.0]) == {1: 1, 2: 1}
-    assert chart(explanation([math.inf, math.inf])) == ["G is not finite at any τ"]
+    assert chart(explanation([math.inf, math.inf])) == ["G(τ) is not finite at any τ"]
 
 
 def test_custom_reason_is_printed(

@@ -17,7 +17,7 @@ def test_missing_options_take_defaults() -> None:
 
 def test_commands_have_their_own_defaults(tmp_path: Path) -> None:
     assert settings_from({}, "serve") == Settings(costs="measured")
-    assert settings_from({}, "local") == Settings(costs="measured", nodes=5)
+    assert settings_from({}, "local") == Settings(costs="measured")
     config = tmp_path / "a.toml"
     config.write_text("nodes = 7\ncosts = 'simulated'\n")
     assert settings_from({"config": config}, "local") == Settings(nodes=7)

@@ -47,13 +47,14 @@ class TestHelp:
     @pytest.mark.parametrize(
         ("command", "line"),
         [
-            ("run", "Number of nodes.  [default: 5, or one per file]"),
+            ("run", "Number of nodes.  [default: 5, or one per file or"),
             ("run", "Random seed.  [default: 0]"),
-            ("run", "(by clocks and meters).  [default: simulated]"),
+            ("run", "[default: simulated; measured for your own data or model]"),
+            ("compare", "(by clocks and meters).  [default: simulated]"),
             ("serve", "(by clocks and meters).  [default: measured]"),
             ("serve", "before the first round.  [default: --min-nodes]"),
             ("serve", "Maximum number of nodes.  [default: 1000]"),
-            ("local", "Number of node processes to start.  [default: 5]"),
+            ("local", "Number of node processes to start.  [default: 5, or"),
             (
                 "compare",
                 "Cases to compare in.  [default: 1,2,3,4; with --rivals --partition]",
@@ -119,7 +120,7 @@ class TestCompletion:
             (["run", "--engine", ""], ["in-process", "ray", "network"]),
             (["run", "--step-size", ""], ["auto"]),
             (["run", "--step-"], ["--step-size", "--step-fall"]),
-            (["data", "get", "c"], ["cifar-10"]),
+            (["data", "get", "c"], ["cifar-10", "cmapss"]),
             (["tasks", "linear"], ["linear-energy"]),
             (["swe"], ["sweep"]),
         ],

@@ -1,12 +1,14 @@
 """`fedbudget runs`: listing and removing runs."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fedbudget.cli import console as cli_console
 from support.commands import run_command
 from support.synthetic_runs import make_run
 
@@ -35,6 +37,31 @@ def test_list_of_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "runs/first": "finished",
         "runs/second": "broken off",
     }
+
+
+@pytest.mark.parametrize(
+    ("width", "headings"),
+    [
+        (60, ["run", "state", "loss"]),
+        (80, ["run", "state", "loss", "accuracy"]),
+        (400, ["run", "state", "what", "loss", "accuracy", "spent", "stopped by", "began"]),
+    ],
+)
+def test_narrow_terminal_shows_fewer_columns(
+    width: int,
+    headings: list[str],
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No name of a run is broken over two lines."""
+    name = "20261119-045651-softmax-decimal"
+    make_run(here / "runs" / name, summary={"loss": 0.25, "accuracy": 0.5})
+    monkeypatch.setattr(cli_console, "_UNLIMITED", width)
+    _, out, _ = run_command(capsys, "runs")
+    header, row = (re.split(r"\s{2,}", line.strip()) for line in out.splitlines())
+    assert header == headings
+    assert row[0] == f"runs/{name}"
 
 
 def test_no_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

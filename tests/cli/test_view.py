@@ -2,8 +2,9 @@
 
 import io
 import re
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,25 @@ from rich.console import Console
 
 from fedbudget import data
 from fedbudget.cli import view
+from fedbudget.cli.options import OutputOptions
 from fedbudget.cli.view import (
     cells,
+    headings,
+    make_run,
     nodes_table,
     preparing,
     print_privacy_remarks,
     print_result,
+    rounds_table,
     watching,
 )
+from fedbudget.errors import UserError
 from fedbudget.launch.execute import execute
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, launch, simulate
 from fedbudget.node_status import NodeStatus
-from fedbudget.result import Result
+from fedbudget.result import Result, SiteLoss
+from fedbudget.runs.folder import Run
 from fedbudget.settings.settings import Settings
 from fedbudget.settings.types import Tau
 
@@ -54,31 +61,32 @@ class TestPlainLog:
         result = run_watched(plan_of("time=20s", tau=1))
         output = capsys.readouterr()
         assert output.out == ""
-        title, headings, *lines = output.err.splitlines()
-        assert (
-            title == "svm on digits, 5 nodes, case:2, τ = 1, accelerated; budget time=20s"
-        )
-        assert " ".join(headings.split()) == (
-            "round τ η chosen by loss loss wᶠ accuracy ρ̂ β̂ δ̂ spent"
-        )
-        assert {len(line) for line in lines} == {len(headings)}
+        headings, *lines = output.err.splitlines()
+        lines = [line for line in lines if line.split()[0].isdigit()]  # not the hint
+        assert headings.split() == ["round", "τ", "loss", "accuracy", "spent", "left"]
+        ends = {line.index("%") for line in lines}
+        assert ends == {headings.index("spent") + len("spent") - 1}
         numbers = [int(line.split()[0]) for line in lines]
         assert numbers[:3] == [1, 2, 3]
         assert numbers[-1] == len(result.rounds)
         assert 20 <= len(numbers) <= 30 < len(result.rounds)
 
     def test_lines_agree_with_records(self, capsys: pytest.CaptureFixture[str]) -> None:
-        result = run_watched(plan_of("time=5s"))
-        lines = {
-            int(line.split()[0]): line for line in capsys.readouterr().err.splitlines()[2:]
-        }
+        plan = plan_of("time=5s")
+        with watching(plan, quiet=False, verbose=True) as watch:
+            result = execute(plan, callbacks=watch)
+        headings, *rows = capsys.readouterr().err.splitlines()
+        assert " ".join(headings.split()) == (
+            "round τ η chosen by loss loss wᶠ accuracy ρ̂ β̂ δ̂ spent left"
+        )
+        lines = {int(line.split()[0]): line for line in rows}
         for record in result.rounds:
             if record.round in lines:
                 shown = lines[record.round]
                 assert record.reason in shown
                 assert f"{record.loss:.4f}" in shown
-                assert shown.endswith(f"{record.spent['time'] / 5:.0%}")
-                assert record.rho is None or f"{record.rho:.3f}" in shown
+                assert f"{record.spent['time'] / 5:.0%}" in shown.split()
+                assert record.rho is None or f"{record.rho:.3g}" in shown
 
     def test_quiet_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         run_watched(plan_of("time=1s"), quiet=True)
@@ -95,12 +103,11 @@ def test_terminal_shows_budgets_and_rounds(
     output = capsys.readouterr()
     assert output.out == ""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.err)
-    last = text[text.rindex("svm on digits") :]
+    last = text[text.rindex("time ") :]
     assert f"{result.spent['time']:.4g}s of 5s" in last
     assert "of 10MB" in last
     assert "━" in last
     assert f"{result.rounds[-1].loss:.4f}" in last
-    assert "loss at the end" in last
 
 
 class TestPrivateRun:
@@ -112,13 +119,8 @@ class TestPrivateRun:
 
     def test_log_shows_epsilon(self, capsys: pytest.CaptureFixture[str]) -> None:
         result = run_watched(simulate(self.PLAN, Overrides(dataset=DIGITS)))
-        title, headings, *lines = capsys.readouterr().err.splitlines()
-        assert (
-            title == "softmax on digits, 20 nodes, case:1, adaptive τ, private nodes; "
-            "budget time=2s, privacy=4"
-        )
-        assert " ".join(headings.split()) == "round τ η chosen by accuracy ε spent"
-        assert {len(line) for line in lines} == {len(headings)}
+        headings, *lines = capsys.readouterr().err.splitlines()
+        assert " ".join(headings.split()) == "round τ accuracy ε spent left"
         end = headings.index("ε") + 1
         shown = [float(line[:end].split()[-1]) for line in lines]
         assert shown == pytest.approx(
@@ -132,7 +134,8 @@ class TestPrivateRun:
                 {},
                 False,
                 "ε protects each node with all its samples; "
-                "the noise follows from --seed and hides nothing",
+                "the noise follows from --seed and hides nothing from those who know the "
+                "seed, so ε is only simulated",
             ),
             (
                 {"privacy_unit": "sample"},
@@ -181,6 +184,21 @@ class TestPrivateRun:
         printed = capsys.readouterr().err
         assert printed.startswith("privacy: ")
         assert remark in printed
+        assert "privacy: at most ε = 4 if a" in printed
+
+    @pytest.mark.parametrize("kept", [True, False])
+    def test_exact_metrics_are_announced(
+        self, kept: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Metrics on test samples of one's own data are exact, each time."""
+        dataset = replace(DIGITS, published=False)
+        if not kept:
+            dataset = replace(dataset, test=None)
+        print_privacy_remarks(simulate(self.PLAN, Overrides(dataset=dataset)))
+        printed = capsys.readouterr().err
+        note = "metrics of 360 test samples are exact, in every evaluated round"
+        assert (note in printed) == kept
+        assert ("(--test-share 0 holds out none)" in printed) == kept
 
     def test_no_remarks_without_privacy(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_privacy_remarks(plan_of("time=2s"))
@@ -197,7 +215,8 @@ class TestPrivateRun:
     def test_result_shows_epsilon(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_result(execute(simulate(self.PLAN, Overrides(dataset=DIGITS))))
         assert re.search(
-            r"^privacy: ε = [\d.]+ of 4 spent \(accounted, at δ = 1e-05\)$",
+            r"^privacy: ε = [\d.]+ of 4 spent \(simulated, at δ = 1e-05\); "
+            r"ε = [89][\d.]+ if a node is replaced, not left out$",
             capsys.readouterr().out,
             re.M,
         )
@@ -246,6 +265,43 @@ class TestPrintResult:
             "run: runs/x",
         ]
 
+    def test_useless_model_is_reported(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The warnings come first, and are in summary.json too."""
+        useless = replace(
+            execute(plan_of("time=2s")),
+            accuracy=0.45,
+            to_beat={"accuracy": 0.5},
+            validation_loss=0.7,
+            validation_start=0.7,
+            sites={"clinic": SiteLoss(0.7, 0.9), "ward": SiteLoss(0.7, 0.7)},
+        )
+        print_result(useless)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:4] == [
+            "warning: training did not help: no parameters have a lower validation loss "
+            "than the initial ones, 0.7",
+            "warning: the model is worse than no model: its accuracy is 0.4500, and 0.5000 "
+            "if the most common class is always predicted",
+            "warning: the model is worse than untrained for clinic: its validation loss is "
+            "0.9, and 0.7 with the initial parameters",
+            lines[3],
+        ]
+        assert not lines[3].startswith("warning")
+        assert [f"warning: {each}" for each in useless.to_json()["warnings"]] == lines[:3]
+
+    def test_error_above_that_of_the_mean(self) -> None:
+        result = replace(
+            execute(plan_of("time=2s")),
+            accuracy=None,
+            metrics={"rmse": 12.5},
+            to_beat={"rmse": 12.0},
+        )
+        assert result.warnings == (
+            "the model is worse than no model: its RMSE is 12.5, and 12 if the mean is "
+            "always predicted",
+        )
+        assert replace(result, metrics={"rmse": 12.0}).warnings == ()
+
     def test_trial_rounds_are_reported(self, capsys: pytest.CaptureFixture[str]) -> None:
         measured = replace(
             execute(plan_of("time=2s")), trial_seconds=0.25, sources={"time": "measured"}
@@ -293,8 +349,133 @@ def test_row_shows_largest_budget_share() -> None:
     record = replace(record, spent={"time": 1.0, "bytes": 3.0})
     both = {"time": 2.0, "bytes": 4.0}
     final = replace(record, tau=0, rho=None)
-    assert cells(record, both, validated=False)[-1] == "75%"
-    assert cells(final, {"time": 2.0}, validated=True)[1] == ""
+    assert cells(record, both, headings(both, validated=False))[-1] == "75%"
+    assert cells(final, {"time": 2.0}, ("round", "τ")) == ("1", "")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_table_fits_the_terminal(width: int) -> None:
+    """No number is cut: columns are left out instead, τ and the loss never."""
+    record = replace(
+        execute(plan_of("time=2s", validation=0.2)).rounds[-2],
+        round=99_999,
+        loss=41856957.37,
+        validation=1.234e-6,
+        rho=123456.7,
+    )
+    printed = io.StringIO()
+    for verbose in (False, True):
+        table = rounds_table([record], {"time": 2.0}, verbose=verbose, width=width)
+        Console(width=width, file=printed).print(table)
+    text = printed.getvalue()
+    assert "…" not in text
+    for line in text.splitlines()[1::2]:
+        assert "4.19e+07" in line
+        assert line.split()[1] == str(record.tau)
+    if width >= 60:
+        assert text.count("1.23e-06") == 2
+    if width >= 120:
+        assert "1.23e+05" in text
+
+
+class TestAnnouncement:
+    """The lines before the first round."""
+
+    def lines(self, capsys: pytest.CaptureFixture[str], folder: Path, **how: Any) -> str:
+        prepared = simulate(Settings(partition="case:2", **how), Overrides(dataset=DIGITS))
+        make_run(prepared, OutputOptions(out=folder / "run"), ())
+        self.rounds = len(Run.open(folder / "run").rounds)
+        return capsys.readouterr().err
+
+    def test_first_line_names_the_costs(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        budget = ("time=10s", "bytes=20MB")
+        title, simulated, *_ = self.lines(capsys, tmp_path, budget=budget).splitlines()
+        assert title.endswith("; budget time=10s (simulated), bytes=20MB (declared)")
+        assert "--costs measured" in simulated
+
+    def test_measured_costs(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        how = {"budget": ("time=10min",), "costs": "measured", "rounds": 3}
+        title, expected, *_ = self.lines(capsys, tmp_path, **how).splitlines()
+        assert title.endswith("; budget time=10min (measured)")
+        assert expected == "expected: about 3 rounds"
+
+    @pytest.mark.parametrize("tau", [1, 50, "adaptive"])
+    def test_expected_rounds(
+        self, tau: Tau, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        text = self.lines(
+            capsys, tmp_path, budget=("time=15s",), tau=tau, validation=0, step_size=0.1
+        )
+        found = re.search(
+            r"^expected: about ([\d,]+) rounds, .* on this machine$", text, re.M
+        )
+        assert found is not None
+        assert int(found[1].replace(",", "")) == pytest.approx(self.rounds, rel=0.15)
+
+    def test_refused_folder_is_the_only_line(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        (tmp_path / "run").write_text("")
+        with pytest.raises(UserError):
+            self.lines(capsys, tmp_path)
+        assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_live_view_fits_the_terminal(width: int) -> None:
+    """The forecast of the end is shown until the end is near."""
+    plan = plan_of("time=15s", "bytes=20MB", validation=0.2)
+    rounds = execute(plan).rounds
+    printed = io.StringIO()
+    console = Console(width=width, height=24, file=printed)
+    live = view._LiveView(plan, console, verbose=False)
+    for number, record in enumerate(rounds, 1):
+        shown = live.add(record)
+        if number in (len(rounds) // 2, len(rounds)):
+            console.print(shown)
+            printed.write("|")
+    half, end, _ = printed.getvalue().split("|")
+    assert "loss at the end" in half
+    assert "loss at the end" not in end
+    for text in (half, end):
+        assert "…" not in text
+        assert text.count("\n") <= 24
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_slow_run_prints_lines_by_time() -> None:
+    """A run that has spent nothing of its budget still shows that it goes on."""
+    plan = plan_of("time=1000h")
+    record = execute(plan_of("time=2s")).rounds[0]
+    printed = io.StringIO()
+    with watching(plan, quiet=False) as (watch,), redirect_stderr(printed):
+        for second in range(1, 1001):
+            watch(replace(record, round=second, wall=float(second), best_loss=0.5))
+    rows = [line.split() for line in printed.getvalue().splitlines()[1:]]
+    shown = [int(row[0]) for row in rows if row[0].isdigit()]
+    pauses = [late - early for early, late in pairwise(shown)]
+    assert shown[:3] == [1, 2, 3]
+    assert max(pauses) <= 51
+    assert len(shown) < 100
+    assert (
+        sum(
+            "improved the best loss by less than 1 %" in line
+            for line in printed.getvalue().splitlines()
+        )
+        == 1
+    )
+
+
+def test_hint_needs_a_flat_half() -> None:
+    record = execute(plan_of("time=2s")).rounds[0]
+    falling = [replace(record, best_loss=1 / (1 + n)) for n in range(200)]
+    assert view._convergence_hint(falling) == ""
+    assert "--patience" in view._convergence_hint([record] * 200)
+    assert view._convergence_hint([record] * 50) == ""
 
 
 def test_log_has_no_preparation_notice(

@@ -185,7 +185,7 @@ def test_security_headers(page: Dashboard) -> None:
 
 class TestToken:
     @pytest.mark.parametrize(
-        "path", ["/", "/api/runs", "/api/runs/first/events", "/plotly.js", "/page/main.js"]
+        "path", ["/", "/api/runs", "/api/runs/first/events", "/page/main.js"]
     )
     @pytest.mark.parametrize(
         "query", ["", "?token=", "?token=wrong", f"?token={TOKEN}x", f"?Token={TOKEN}"]

@@ -15,7 +15,9 @@ from fedbudget.budget.control import AdaptiveTau, ControlInputs, Decision, Estim
 from fedbudget.dashboard import series
 from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
 from fedbudget.launch.method import build_method
+from fedbudget.resources.privacy import replacement_epsilon
 from fedbudget.runs.folder import Run
+from fedbudget.runs.nodes import write_simulated
 from fedbudget.settings.settings import Settings
 from support.synthetic_runs import SETTINGS, held_by_writer, make_run, many_rounds, record
 
@@ -166,6 +168,29 @@ def test_gauges_of_a_finished_run(tmp_path: Path) -> None:
     assert (traffic["over"], traffic["left"]) == (None, "1MB")
 
 
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("unit", ["node", "sample"])
+def test_gauge_of_private_run(unit: Any, finished: bool, tmp_path: Path) -> None:
+    """It has both figures of ε, and calls a seeded one simulated, also during the run."""
+    settings = replace(
+        SETTINGS,
+        method="accelerated",
+        budget=("time=20s", "privacy=4"),
+        privacy_delta=1e-5,
+        privacy_unit=unit,
+        privacy_noise="seeded",
+    )
+    costs = {"time": 0.1, "privacy": 0.0}
+    rounds = [record(1, c=costs, b=costs, spent={"time": 1.0, "privacy": 1.0})]
+    path = make_run(tmp_path / "run", rounds, settings=settings, finished=finished)
+    snapshot = snapshot_of(path)
+    _, gauge = series.gauges(snapshot)
+    other = replacement_epsilon(1.0, 1e-5)
+    assert gauge["text"] == f"1 of 4; ε = {other:.4g} if a {unit} is replaced, not left out"
+    assert gauge["source"] == "simulated"
+    assert "(simulated ε)" in series.view(snapshot)["title"]
+
+
 def test_curve_equals_the_controllers(tmp_path: Path) -> None:
     choice = series.choice(snapshot_of(make_run(tmp_path / "run")), 7)
     controller = build_method(SETTINGS).controller
@@ -179,7 +204,7 @@ def test_curve_equals_the_controllers(tmp_path: Path) -> None:
     )
     curve = controller.curve(Decision(5, Reason.MINIMUM), inputs)
     assert choice["candidates"] == list(range(1, 51))
-    assert choice["G"] == pytest.approx(curve.tolist(), rel=1e-5)
+    assert choice["curve"] == pytest.approx(curve.tolist(), rel=1e-5)
     assert choice["minimum"] == int(np.argmin(curve)) + 1
     assert choice["sentence"] == "G(τ) is smallest at τ = 5"
     assert (choice["record"]["round"], choice["spent"]) == (
@@ -257,7 +282,7 @@ def test_description_of_a_finished_run(tmp_path: Path) -> None:
         "(average τ 4.6). "
         "It spent 2s of 20s (time) and 100kB of 2MB (bytes). "
         "The loss went from 1 to 0.25, "
-        "and accuracy on the test samples from 50.0% to 87.5%. "
+        "and accuracy on the test samples from 0.5000 to 0.8750. "
         "It ended because the budget for time was used up."
     )
 
@@ -268,6 +293,49 @@ def test_description_of_a_running_run(tmp_path: Path) -> None:
         "The run made 3 aggregations so far, with 7 local updates on every node"
     )
     assert text.endswith("It has not ended.")
+
+
+def test_validation_is_shown(tmp_path: Path) -> None:
+    """Every second round validates. The lowest loss before is that of round 19."""
+    rounds = [
+        record(at, validation=1 + 1 / at, validation_best=1 + 1 / at)
+        if at % 2
+        else record(at)
+        for at in range(1, 21)
+    ]
+    running = series.view(snapshot_of(make_run(tmp_path / "a", rounds, finished=False)))
+    assert running["columns"]["validation"][:3] == [2.0, None, pytest.approx(4 / 3)]
+    assert running["validation"] == 1 + 1 / 19
+    assert running["forecast"]["validated"]
+    warnings = ["training did not help"]
+    ended = {"validation_loss": 1.04, "stopped_by": "validation", "warnings": warnings}
+    finished = series.view(snapshot_of(make_run(tmp_path / "b", rounds, summary=ended)))
+    assert finished["validation"] == finished["forecast"]["median"] == 1.04
+    assert finished["paragraph"].startswith("Warning: training did not help. The run made")
+    assert "the validation loss from 2 to 1.04" in finished["paragraph"]
+    assert "ended because the validation loss no longer improved." in finished["paragraph"]
+
+
+def test_excluded_nodes_are_named(tmp_path: Path) -> None:
+    rounds = [record(1), record(2, excluded=(1, 3))]
+    path = make_run(tmp_path / "run", rounds, finished=False)
+    write_simulated(path, np.array([5, 5]), names=["north", "south"])
+    snapshot = snapshot_of(path)
+    assert series.view(snapshot)["excluded"] == ["south", "node 3"]
+    assert (
+        "the losses of south, node 3 did not count"
+        in series.choice(snapshot, 2)["sentence"]
+    )
+    assert "did not count" not in series.choice(snapshot, 1)["sentence"]
+
+
+def test_thinning_keeps_the_lowest_validation() -> None:
+    records = [
+        record(at, validation=1 + (at - 2001) ** 2 if at % 2 else None)
+        for at in range(1, 4001)
+    ]
+    kept = [each.validation for each in series.thinned(records)]
+    assert min(loss for loss in kept if loss is not None) == 1.0
 
 
 def test_description_of_an_overrun(tmp_path: Path) -> None:

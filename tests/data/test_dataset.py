@@ -106,6 +106,12 @@ class TestHoldOut:
         assert len(trained) >= 1
         assert len(tested) <= samples * share < len(tested) + 1
 
+    def test_seed_draws_other_rows(self) -> None:
+        first, again, other = (hold_out(50, 0.2, seed)[1].tolist() for seed in (0, 0, 1))
+        assert first == again
+        assert first != other
+        assert hold_out(50, 0.2)[1].tolist() == first
+
     @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
     def test_invalid_share_is_rejected(self, share: float) -> None:
         with pytest.raises(UserError, match="test_share must be at least 0 and below 1"):
@@ -202,8 +208,22 @@ class TestSample:
         assert FORTY.sample(None, 5, 3).files == (10, 30)
         assert FORTY.sample(5, None, 3).test is FORTY.test
 
-    def test_sample_drops_file_sizes(self) -> None:
-        assert FORTY.sample(20, None, 0).files == ()
+    def test_files_keep_their_samples(self) -> None:
+        """The first ten samples are those of the first file."""
+        result = FORTY.sample(20, None, 0)
+        first = int(np.isin(labels_of(result.train), labels_of(FORTY.train)[:10]).sum())
+        assert result.files == (first, 20 - first)
+        assert 0 < first < 10
+
+    def test_test_files_keep_their_samples(self) -> None:
+        split = replace(FORTY, test_files=(5, len(FORTY.test or ()) - 5))
+        result = split.sample(None, 10, 0)
+        assert result.test is not None
+        assert FORTY.test is not None
+        own = labels_of(FORTY.test)[:5]
+        first = int(np.isin(labels_of(result.test), own).sum())
+        assert result.test_files == (first, 10 - first)
+        assert split.sample(None, None, 0).test_files == split.test_files
 
     def test_dataset_without_test_samples(self) -> None:
         assert replace(FORTY, test=None).sample(5, 5, 0).test is None

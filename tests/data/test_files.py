@@ -3,11 +3,17 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow
 import pytest
+from pyarrow import ipc
+from scipy.sparse import csr_array
 
 from fedbudget import data
 from fedbudget.data.columns import read_npz
-from fedbudget.data.files import from_shards, load, load_all
+from fedbudget.data.files import from_samples, from_shards, load, load_all
+from fedbudget.data.read_tables import PLAIN
+from fedbudget.data.tables import TableOptions
 from fedbudget.errors import UserError
 
 
@@ -90,13 +96,59 @@ class TestCsvDataset:
         assert np.array_equal(one.test.x, other.test.x)
 
     def test_unreadable_csv_is_rejected(self, tmp_path: Path) -> None:
-        """A field of 200,000 characters, and another encoding."""
-        for path in (
-            write(tmp_path / "long.csv", "a,y\n" + "1" * 200_000 + ",2\n"),
-            write(tmp_path / "latin.csv", "a,y\n1,café\n", "latin-1"),
-        ):
-            with pytest.raises(UserError, match=f"{path.name} cannot be read"):
-                load(path)
+        """A field of 200,000 characters, and bytes of no encoding."""
+        text = "a,y\n" + "1" * 200_000 + ",2\n"
+        path = write(tmp_path / "long.csv", text)
+        with pytest.raises(UserError, match=r"long\.csv cannot be read"):
+            load(path)
+        path = tmp_path / "binary.csv"
+        path.write_bytes(b"a,y\n1,\x81\n")
+        with pytest.raises(UserError, match=r"binary\.csv cannot be read"):
+            load(path)
+
+    @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+    def test_other_encodings(self, tmp_path: Path, encoding: str) -> None:
+        path = write(tmp_path / "a.csv", "a,y\n1,café\n2,bar\n" * 1, encoding)
+        dataset = load(path, test_share=0.0)
+        assert dataset.classes == ("bar", "café")
+        guessed = any("read as Windows-1252" in remark for remark in dataset.remarks)
+        assert guessed == (encoding == "latin-1")
+
+    def test_tab_separated_file_with_decimal_commas(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "A.TSV", "a\tb\ty\n1,5\t2\t0\n2,5\t3\t1\n")
+        dataset = data.load(str(path), test_share=0.0, standardise=False)
+        assert dataset.train.x.tolist() == [[1.5, 2], [2.5, 3]]
+
+    def test_decimal_commas_are_named(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a.csv", 'a,y\n"1,5",0\n"2,5",1\n"0,5",1\n')
+        with pytest.raises(UserError, match=r"numbers with decimal commas \('1,5' in"):
+            load(path)
+
+    def test_index_of_pandas_is_dropped_by_its_name(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a.csv", ",a,y\n0,7,0\n1,8,1\n")
+        options = TableOptions(drop=("Unnamed: 0",))
+        dataset = load(path, options, test_share=0.0, standardise=False)
+        assert dataset.train.x.tolist() == [[7], [8]]
+
+    def test_further_markers_of_missing_cells(self, tmp_path: Path) -> None:
+        """The mean of the others takes their place. The layout keeps the markers."""
+        path = write(tmp_path / "a.csv", "a,y\n1,0\n<0.5,0\n3,1\n")
+        options = TableOptions(missing=("<0.5",), impute="mean")
+        dataset = load(path, options, test_share=0.0, standardise=False)
+        assert dataset.train.x.tolist() == [[1], [2], [3]]
+        assert dataset.layout is not None
+        assert dataset.layout.options_for(PLAIN).missing == ("<0.5",)
+
+    @pytest.mark.parametrize("ending", ["feather", "arrow"])
+    def test_arrow_files(self, tmp_path: Path, ending: str) -> None:
+        table = pyarrow.table({"a": [1.0, 2.0], "y": ["no", "yes"]})
+        path = tmp_path / f"a.{ending}"
+        writer = ipc.new_file if ending == "feather" else ipc.new_stream
+        with path.open("wb") as file, writer(file, table.schema) as sink:
+            sink.write_table(table)
+        dataset = load(path, test_share=0.0, standardise=False)
+        assert dataset.train.x.tolist() == [[1], [2]]
+        assert dataset.classes == ("no", "yes")
 
 
 class TestNpz:
@@ -243,7 +295,7 @@ class TestFolder:
             load(folder)
 
     def test_empty_folder_is_rejected(self, tmp_path: Path) -> None:
-        message = r"has no \.csv or \.npz file; a folder must hold one file per node"
+        message = r"has no \.csv, .* or \.npz file; a folder must hold one file"
         with pytest.raises(UserError, match=message):
             load(tmp_path)
 
@@ -284,7 +336,7 @@ def test_new_samples_use_training_classes(tmp_path: Path) -> None:
         *(
             (
                 name,
-                f"unknown dataset '{name}'; use digits, mnist, .* or a path to a .csv, a",
+                f"unknown dataset '{name}'; use digits, .* or the path of a .csv, .t",
             )
             for name in ("imagenet", "no/such/folder")
         ),
@@ -293,3 +345,51 @@ def test_new_samples_use_training_classes(tmp_path: Path) -> None:
 def test_unknown_datasets_and_files(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         data.load(name)
+
+
+class TestObjects:
+    """Data that people have in Python."""
+
+    X = np.arange(20.0).reshape(10, 2)
+    Y = np.array([0, 1] * 5)
+
+    def test_pair_of_arrays(self) -> None:
+        dataset = from_samples((self.X, self.Y), None, test_share=0.2)
+        assert dataset.classes == ("0", "1")
+        assert dataset.test is not None
+        assert (len(dataset.train), len(dataset.test), dataset.files) == (8, 2, ())
+
+    def test_frame_with_separate_target(self) -> None:
+        frame = pd.DataFrame(self.X, columns=["a", "b"])
+        dataset = from_samples((frame, pd.Series(self.Y, name="ill")), None)
+        assert dataset.layout is not None
+        assert (dataset.layout.names, dataset.layout.target) == (("a", "b"), "ill")
+        with pytest.raises(UserError, match="a is a column of x and the name of y"):
+            from_samples((frame, pd.Series(self.Y, name="a")), None)
+        with pytest.raises(UserError, match="target has 9 rows, not 10"):
+            from_samples((frame, self.Y[1:]), None)
+
+    def test_categorical_dtype_is_a_category(self) -> None:
+        frame = pd.DataFrame({"ward": pd.Categorical([3, 7, 3, 7]), "y": [0, 1, 0, 1]})
+        dataset = from_samples(frame, None)
+        assert dataset.layout is not None
+        assert dataset.layout.feature_names == ("ward=3", "ward=7")
+
+    def test_arrow_table(self) -> None:
+        table = pyarrow.table({"a": [1.0, 2.0], "y": [0, 1]})
+        dataset = from_samples(table, None, standardise=False)
+        assert dataset.train.x.tolist() == [[1], [2]]
+
+    def test_shares_of_shards_are_held_out(self) -> None:
+        dataset = from_shards([(self.X, self.Y)] * 2, None, test_share=0.5)
+        assert dataset.test is not None
+        assert (dataset.files, len(dataset.test)) == ((5, 5), 10)
+        samples = [*zip(self.X, self.Y, strict=True)]
+        lists = from_shards([samples, samples[:4]], None, test_share=0.5)
+        assert lists.test is not None
+        assert (lists.files, len(lists.test)) == ((5, 2), 7)
+        assert not set(lists.train.x[:, 0]) & set(lists.test.x[:, 0])
+
+    def test_sparse_matrix_is_named(self) -> None:
+        with pytest.raises(UserError, match=r"x is a sparse matrix; pass x.toarray\(\)"):
+            from_samples((csr_array(self.X), self.Y), None)

@@ -142,7 +142,7 @@ def test_catalogue_entries() -> None:
 def test_checksums_are_unique() -> None:
     checksums = [file.sha256 for dataset in PUBLISHED.values() for file in dataset.files]
     assert all(re.fullmatch("[0-9a-f]{64}", checksum) for checksum in checksums)
-    assert len(set(checksums)) == len(checksums) == 4 + 4 + 6 + 1 + 1
+    assert len(set(checksums)) == len(checksums) == 16 + 2 + 12 + 4
 
 
 def test_file_sizes_match_formats() -> None:

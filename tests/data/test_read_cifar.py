@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.data.builtin import SHAPE, read_cifar
-from fedbudget.data.contents import open_contents
 from fedbudget.errors import UserError
+from fedbudget.file_contents import open_contents
 from support.web import tar_of
 
 FILE = Path("some.bin")

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.data.builtin import read_idx
-from fedbudget.data.contents import open_contents
 from fedbudget.errors import UserError
+from fedbudget.file_contents import open_contents
 
 FILE = Path("some-idx")
 
@@ -227,7 +227,7 @@ def test_gzip_bomb_needs_little_memory(tmp_path: Path, count: int, refusal: str)
     code = f"""
 import resource
 from pathlib import Path
-from fedbudget.data.contents import open_contents
+from fedbudget.file_contents import open_contents
 from fedbudget.data.builtin import read_idx
 from fedbudget.errors import UserError
 

@@ -1,12 +1,13 @@
 """Tables from .csv files and DataFrames: valid forms, and one message with all problems."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedbudget.data.read_tables import from_frame, parse_csv, read_csv
+from fedbudget.data.read_tables import from_frame, parse_csv, read_file
 from fedbudget.data.tables import RawTable, TableOptions, TextColumn, require_usable
 from fedbudget.errors import UserError, flag
 
@@ -44,7 +45,7 @@ class TestNumbers:
     )
     def test_number_formats(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "a.csv").write_bytes(text.encode())
-        result = read_csv(tmp_path / "a.csv", TableOptions("y"))
+        result = read_file(tmp_path / "a.csv", TableOptions("y"))
         assert values(result) == [[1, 2], [4, 5]]
         assert isinstance(result.targets, np.ndarray)
         assert result.targets.tolist() == [3, 6]
@@ -140,7 +141,10 @@ class TestProblems:
                 "b has numbers, but not in 1 of 2 rows, such as 'five' in row 3",
             ),
             ("a,a,y\n1,2,3\n", "two columns are called a"),
-            (",a,y\n0,2,3\n", "column 1 has no name in the header: drop it"),
+            (
+                ",a,y\n0,2,3\n",
+                "column 1 has no name in the header, like the index of a DataFrame: drop",
+            ),
             (
                 "when,y\n2024-05-31,3\n2024-06-01,3\n",
                 r"when looks like a date \('2024-05-31' in row 2\): drop it",
@@ -178,6 +182,37 @@ class TestProblems:
         assert list(
             table("who,when,age,y\n" + rows, drop=("who", "when"), impute="mean").columns
         ) == ["age"]
+
+    def test_suggested_markers_solve_everything(self) -> None:
+        """Options of all tables together; many different words leave only `drop`."""
+        cells = [f"{n},<0.5,{n}?,,{n % 2}\n" for n in range(1, 5)]
+        cells += [f"{n},{n},{n}{'?' if n < 7 else ''},{n},{n % 2}\n" for n in range(5, 15)]
+        text = "age,crp,my dose,bmi,y\n" + "".join(cells)
+        other = text.replace("<0.5", "too much")
+        tables = [
+            parse_csv(each.splitlines(keepends=True), name)
+            for each, name in ((text, "a.csv"), (other, "b.csv"))
+        ]
+        with pytest.raises(UserError) as error:
+            require_usable(tables)
+        suggestion = error.value.spelled(flag).split("\n")[-1]
+        assert suggestion == (
+            "Try: --missing '<0.5,too much' --impute mean --drop 'my dose'"
+        )
+        options: Any = {
+            "missing": ("<0.5", "too much"),
+            "impute": "mean",
+            "drop": ("my dose",),
+        }
+        assert [*table(text, **options).columns] == ["age", "crp", "bmi"]
+        assert [*table(other, **options).columns] == ["age", "crp", "bmi"]
+
+    def test_suggestion_admits_work_by_hand(self) -> None:
+        with pytest.raises(
+            UserError, match=r"(?m)^Correct the rest in the data, then try: "
+        ) as e:
+            table("who,y\nann,1\nbob,\ncid,2\n")
+        assert "y, the target, has no value" in str(e.value)
 
     def test_shared_problem_is_reported_once(self) -> None:
         tables = [
@@ -225,7 +260,7 @@ class TestFrames:
         options = TableOptions("kind", impute="mean")
         one, other = (
             from_frame(frame, "frame", options),
-            read_csv(tmp_path / "a.csv", options),
+            read_file(tmp_path / "a.csv", options),
         )
         require_usable([one])
         assert list(one.columns) == list(other.columns)

@@ -1,5 +1,6 @@
 """Datasets from tables, in files and DataFrames; unscaled features of arrays."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 
 from fedbudget import data
+from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import from_samples, from_shards, load, load_all
 from fedbudget.data.tables import TableOptions
 from fedbudget.errors import UserError
@@ -216,3 +218,122 @@ class TestFrames:
     def test_frames_and_arrays_are_rejected(self) -> None:
         with pytest.raises(UserError, match="shard 1 is not a DataFrame, but others are"):
             from_shards([self.FRAME, (np.zeros((3, 2)), None)], None)
+
+
+class TestSites:
+    """Nodes are the values of a column."""
+
+    ROWS = (*[("b", 1.0, "ill")] * 3, *[("a", 2.0, "well")] * 2, *[("10", 5.0, "ill")] * 5)
+    BY_SITE = TableOptions("y", site="site")
+
+    def table(self, path: Path, rows: Any = ROWS, header: str = "site,u,y") -> Path:
+        lines = [header, *(",".join(map(str, row)) for row in rows)]
+        return write(path, "\n".join(lines) + "\n")
+
+    def frame(self) -> pd.DataFrame:
+        return pd.DataFrame(self.ROWS, columns=["site", "u", "y"])
+
+    def load(self, path: Path, **changes: Any) -> Dataset:
+        options = replace(self.BY_SITE, **changes)
+        return load(path, options, test_share=0.0, standardise=False)
+
+    def test_sorted_values_are_nodes(self, tmp_path: Path) -> None:
+        """Numbers come first; the column is no feature, and new tables may have it."""
+        rows = [self.ROWS[number] for number in (0, 5, 3, 1, 6, 7, 4, 2, 8, 9)]
+        dataset = self.load(self.table(tmp_path / "t.csv", rows))
+        assert (dataset.sites, dataset.files) == (("10", "a", "b"), (5, 2, 3))
+        assert dataset.train.x.ravel().tolist() == [5.0] * 5 + [2.0] * 2 + [1.0] * 3
+        assert dataset.layout is not None
+        assert (dataset.layout.names, dataset.layout.dropped) == (("u",), ("site",))
+        assert dataset.site_column == "site"
+
+    def test_every_form_is_equal(self, tmp_path: Path) -> None:
+        """A `.csv`, Parquet, a DataFrame, and a site whose rows are in two files."""
+        whole = self.load(self.table(tmp_path / "t.csv"))
+        frame = self.frame()
+        frame.to_parquet(tmp_path / "t.parquet")
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        self.table(folder / "1.csv", self.ROWS[:4])
+        self.table(folder / "2.csv", [row[::-1] for row in self.ROWS[4:]], "y,u,site")
+        options: dict[str, Any] = {"standardise": False}
+        others = (
+            self.load(tmp_path / "t.parquet"),
+            self.load(folder),
+            from_samples(frame, None, self.BY_SITE, test_share=0.0, **options),
+            from_shards([frame[:4], frame[4:]], None, self.BY_SITE, **options),
+        )
+        for other in others:
+            assert other.train.x.tolist() == whole.train.x.tolist()
+            assert (other.sites, other.files) == (whole.sites, whole.files)
+            assert other.classes == whole.classes == ("ill", "well")
+
+    def test_sites_equal_separate_files(self, tmp_path: Path) -> None:
+        """One table with a column gives the samples of one table per site."""
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        for site in ("10", "a", "b"):
+            own = [row[1:] for row in self.ROWS if row[0] == site]
+            self.table(folder / f"{site}.csv", own, "u,y")
+        files = load(folder, TableOptions("y"), test_share=0.4)
+        column = load(self.table(tmp_path / "t.csv"), self.BY_SITE, test_share=0.4)
+        assert files.train.x.tolist() == column.train.x.tolist()
+        assert files.test is not None
+        assert column.test is not None
+        assert files.test.x.tolist() == column.test.x.tolist()
+        assert (files.sites, files.files) == (column.sites, column.files)
+
+    def test_last_other_column_is_target(self, tmp_path: Path) -> None:
+        path = self.table(tmp_path / "t.csv", [row[::-1] for row in self.ROWS], "y,u,site")
+        dataset = self.load(path, target=None)
+        assert dataset.layout is not None
+        assert (dataset.layout.target, dataset.layout.names) == ("u", ("y",))
+
+    @pytest.mark.parametrize(
+        ("rows", "changes", "message"),
+        [
+            (ROWS, {"site": "zone"}, "has no column 'zone'; it has site, u, y"),
+            (ROWS, {"target": "site"}, "site is the target; it cannot name the sites too"),
+            (
+                [*ROWS, ("", 1.0, "ill"), ("NA", 2.0, "ill")],
+                {},
+                "site, the site of each row, has no value in 2 of 12 rows, such as row 12: "
+                "name the sites of these rows, or leave them out",
+            ),
+            (
+                [*ROWS, ("c", 1.0, "ill"), ("9", 1.0, "ill")],
+                {},
+                "2 of 5 sites in site have fewer than 2 rows: 9, c. A node cannot train on "
+                "them: leave these rows out, or give them the name of another site",
+            ),
+            (
+                [(f"P-{number}", 1.0, "ill") for number in range(10)],
+                {},
+                "site has 10 different values in 10 rows, like an ID: name the column of "
+                "the sites with partition by:COLUMN",
+            ),
+        ],
+    )
+    def test_unusable_columns_are_refused(
+        self, tmp_path: Path, rows: Any, changes: dict[str, Any], message: str
+    ) -> None:
+        path = self.table(tmp_path / "t.csv", rows)
+        with pytest.raises(UserError, match=re.escape(message)):
+            self.load(path, **changes)
+
+    def test_site_with_one_class(self, tmp_path: Path) -> None:
+        """It can train; a remark names it."""
+        remarks = self.load(self.table(tmp_path / "t.csv")).remarks
+        assert remarks == ("classes that only some have: ill (10, b); well (a)",)
+
+    def test_arrays_have_no_sites(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "a.npz", x=np.ones((4, 2)), y=np.ones(4))
+        with pytest.raises(UserError, match=r"by:site is for tables; .*a\.npz has"):
+            load(tmp_path / "a.npz", self.BY_SITE)
+        with pytest.raises(UserError, match="by:site is for tables; samples has"):
+            from_samples([([1.0], 0), ([2.0], 1)], None, self.BY_SITE)
+
+    def test_damaged_parquet_is_refused(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "t.parquet", "no Parquet")
+        with pytest.raises(UserError, match=r"t\.parquet cannot be read: "):
+            load(path)

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.data.read_tables import parse_csv
-from fedbudget.data.tables import Layout, LayoutColumn, RawTable, TableOptions
+from fedbudget.data.tables import (
+    Layout,
+    LayoutColumn,
+    RawTable,
+    TableOptions,
+    require_usable,
+)
 from fedbudget.errors import UserError
 
 PATIENTS = Layout(
@@ -69,10 +75,6 @@ def test_unseen_category_is_all_zero() -> None:
         ("age,sex,dose,weight\n1,m,2,3\n", "has the unknown column weight \\(drop\\)"),
         ("a,b\n1,2\n", "has no column age, sex, dose and has the unknown columns a, b"),
         (
-            "age,sex,dose\nold,m,1\nyoung,m,1\nold,m,1\nold,m,1\nyoung,m,1\n",
-            "age has text, such as 'old', but it must be numbers",
-        ),
-        (
             "age,sex,dose\n1,m,\n1,f,?\n1,f,3\n",
             "dose has 2 missing values, but the model has no replacement",
         ),
@@ -81,6 +83,12 @@ def test_unseen_category_is_all_zero() -> None:
 def test_unusable_columns_are_named(text: str, message: str) -> None:
     with pytest.raises(UserError, match=f"^new.csv:? {message}"):
         PATIENTS.encode(table(text))
+
+
+def test_bad_cell_of_number_is_named() -> None:
+    """A column of numbers stays one, even in a table with a single row."""
+    with pytest.raises(UserError, match=r"age must be a number, .* leave them empty$"):
+        require_usable([table("age,sex,dose\nold,m,1\n")])
 
 
 def test_numbers_for_a_category() -> None:

@@ -1,6 +1,8 @@
 """Noise of private runs, and the log of privacy payments."""
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from fedbudget.engines.noise import (
 )
 from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.runs.folder import RunWriter
 from support.private import aggregator, report
 
 
@@ -60,10 +63,61 @@ def test_unfinished_payment_line_is_ignored(tmp_path: Path) -> None:
     assert paid_in(tmp_path) == 0.5
 
 
-def test_damaged_payment_log_is_refused(tmp_path: Path) -> None:
-    (tmp_path / PAID).write_text("nonsense\n")
+def test_payment_follows_unfinished_line(tmp_path: Path) -> None:
+    """A payment after a crash replaces the unfinished line, so the run can be resumed."""
+    (tmp_path / PAID).write_text('{"round": 1, "rho": 0.5}\n{"round": 2, "rho": 0.')
+    PaymentLog(tmp_path).record(2, 0.25)
+    assert paid_in(tmp_path) == 0.75
+    assert len((tmp_path / PAID).read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"nonsense\n",
+        b'{"round": 1, "rho": 0.\n{"round": 2, "rho": 0.5}\n',
+        b'{"round": 1, "rho": -0.5}\n',
+        b'{"round": 1, "rho": NaN}\n',
+        b'\xff\xfe\n{"round": 2, "rho": 0.5}\n',
+    ],
+    ids=["no json", "cut in the middle", "negative", "not a number", "no text"],
+)
+def test_damaged_payment_log_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / PAID).write_bytes(content)
     with pytest.raises(UserError, match="damaged"):
         paid_in(tmp_path)
+
+
+def synced_folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders that are synced to the disk from now on."""
+    found: list[Path] = []
+    fsync = os.fsync
+
+    def sync(handle: int) -> None:
+        fsync(handle)
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            found.append(Path(f"/proc/self/fd/{handle}").resolve())
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return found
+
+
+def test_new_payment_log_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first payment also syncs the folder: a power cut cannot remove the file."""
+    synced = synced_folders(monkeypatch)
+    PaymentLog(tmp_path).record(1, 0.1)
+    assert synced == [tmp_path]
+    PaymentLog(tmp_path).record(2, 0.1)
+    assert synced == [tmp_path]
+
+
+def test_new_run_folder_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new folder is synced into the one that contains it."""
+    synced = synced_folders(monkeypatch)
+    RunWriter(tmp_path / "runs" / "one", "").close()
+    assert {tmp_path, tmp_path / "runs"} <= set(synced)
 
 
 def test_resumed_run_pays_unsaved_rounds(

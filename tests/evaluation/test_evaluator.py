@@ -82,7 +82,10 @@ class TestTargets:
         """
         result = execute(prepared(until=("loss=0.27",), batch_size=2))
         first = next(record for record in result.rounds if record.loss <= 0.27)
-        assert (result.stopped_by, result.loss <= 0.27) == ("target", True)
+        assert result.stopped_by == "target"
+        assert result.validation_loss is not None
+        assert result.validation_loss <= 0.27
+        assert result.until == {"loss=0.27": True}
         assert first.round < result.rounds[-1].round
 
     def test_targets_without_central_samples(self) -> None:

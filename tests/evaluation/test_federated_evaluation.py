@@ -54,7 +54,7 @@ def serve(pool: ThreadPoolExecutor, each: list[dict[str, Any]], **more: Any) -> 
     """Run an aggregator and one node per entry, and return the result."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    joining: Any = {"give_up_after": LONG, "quiet": True}
+    joining: Any = {"give_up_after": LONG, "quiet": True, "seeded_batches": True}
     parts = [
         pool.submit(fedbudget.join, address, name=f"n{i}", **joining, **own)
         for i, own in enumerate(each)
@@ -180,12 +180,11 @@ def test_evaluation_cost_is_charged_separately(
 
 def test_run_stops_at_federated_target(nodes: ThreadPoolExecutor) -> None:
     tested: list[dict[str, Any]] = [
-        {"data": SHARDS[0], "test": TESTS[0]},
-        {"data": SHARDS[1], "test": TESTS[1]},
+        {"data": data, "test": test} for data, test in zip(SHARDS, TESTS, strict=True)
     ]
     result = serve(
         nodes,
-        tested,
+        tested[:3],
         rounds=400,
         until="balanced-accuracy=0.6",
         costs="simulated",

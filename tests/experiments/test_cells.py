@@ -4,9 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedbudget import data
+from fedbudget.data.dataset import Dataset
 from fedbudget.experiments import cells
 from fedbudget.experiments.cells import CellStore, Failure, attempt
 from fedbudget.launch import local
@@ -55,6 +58,18 @@ def test_no_testbed_means_full_speed(
     assert started == [(None, 0.0)]
 
 
+def doubled(settings: Settings) -> cells.Columns:
+    return {"seed": [settings.seed, 2 * settings.seed]}
+
+
+def test_own_measure_replaces_the_run(tmp_path: Path) -> None:
+    store = CellStore(tmp_path, "run", measure=doubled)
+    cell = replace(SHORT, seed=4)
+    assert store.make([cell], lambda *_: None, jobs=1) == {}
+    assert store.read(cell) == {"seed": [4, 8]}
+    assert cell not in CellStore(tmp_path, "run")
+
+
 def test_testbeds_do_not_share_runs(tmp_path: Path) -> None:
     CellStore(tmp_path, "run", "network", TESTBED).write(SHORT, {"loss": [0.5]})
     assert SHORT in CellStore(tmp_path, "run", "network", TESTBED)
@@ -74,3 +89,33 @@ def test_options_of_tables_are_used(tmp_path: Path) -> None:
         with cells.made_ready(settings) as run:
             parameters.append(run.model.parameters)
     assert parameters[0] - parameters[1] == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"missing": ("unknown",), "impute": "mean"},
+        {"partition": "by:site"},
+        {"target": "age"},
+        {"categorical": ("rooms",)},
+        {"classes": ("1", "0"), "target": "sold"},
+    ],
+    ids=str,
+)
+def test_every_option_of_tables_is_used(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison reads a table with the same options as a run does."""
+    read: list[Settings] = []
+
+    def dataset(settings: Settings) -> Dataset:
+        read.append(settings)
+        return data.load("digits")
+
+    monkeypatch.setattr(cells, "_dataset", dataset)
+    monkeypatch.setattr(cells, "simulate", lambda settings, overrides: overrides)
+    settings = replace(SHORT, dataset="homes.csv", **changes)
+    with cells.made_ready(settings):
+        pass
+    assert read[0].table_options() == settings.table_options()
+    assert read[0].table_options() != SHORT.table_options()

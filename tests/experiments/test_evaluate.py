@@ -217,7 +217,7 @@ def test_module_is_passed_again(
     [
         (
             ("digits",),
-            "has a model that was passed from Python, sequential: "
+            "has a custom model, sequential. Files do not choose code that runs here: "
             "pass it again, as --model, or its file and name",
         ),
         (
@@ -251,7 +251,7 @@ def test_function_model_cannot_be_loaded(tmp_path: Path) -> None:
     )
     x, y = np.ones((9, 2), np.float32), np.ones(9)
     fedbudget.train(model=model, shards=[(x, y)], budget="time=1s", out=tmp_path / "run")
-    with pytest.raises(UserError, match="has a model that was passed from Python"):
+    with pytest.raises(UserError, match=r"has a custom model, .*: pass it again"):
         evaluate(Run.open(tmp_path / "run"), "digits")
     with pytest.raises(UserError, match="has a model that was passed from Python"):
         fedbudget.train(shards=[(x, y)], resume=tmp_path / "run", budget="time=+1s")
@@ -289,7 +289,7 @@ def test_predictions_keep_the_id(
     out = tmp_path / "predictions.csv"
     run = str(wards / "run")
     code, printed, remarks = run_command(
-        capsys, "predict", run, "--data", str(tmp_path / "new.csv"), "--out", str(out)
+        capsys, "predict", run, "--dataset", str(tmp_path / "new.csv"), "--out", str(out)
     )
     assert (code, printed) == (0, f"{out}\n")
     assert "sex: 'x' was in no training sample" in remarks
@@ -312,7 +312,9 @@ def test_predictions_with_known_target(
     wards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(wards / "run")
-    _, printed, _ = run_command(capsys, "predict", run, "--data", str(wards / "ward.csv"))
+    _, printed, _ = run_command(
+        capsys, "predict", run, "--dataset", str(wards / "ward.csv")
+    )
     rows = list(csv.DictReader(printed.splitlines()))
     right = np.mean([row["prediction"] == row["outcome"] for row in rows])
     _, evaluated, _ = run_command(
@@ -334,7 +336,7 @@ def test_wrong_columns_are_refused(
 ) -> None:
     (tmp_path / "new.csv").write_text(text)
     code, _, printed = run_command(
-        capsys, "predict", str(wards / "run"), "--data", str(tmp_path / "new.csv")
+        capsys, "predict", str(wards / "run"), "--dataset", str(tmp_path / "new.csv")
     )
     assert code == 2
     assert message in printed
@@ -346,7 +348,7 @@ def test_dropped_columns(
     (tmp_path / "new.csv").write_text("age,sex,weight\n90,m,70\n")
     data = str(tmp_path / "new.csv")
     _, printed, _ = run_command(
-        capsys, "predict", str(wards / "run"), "--data", data, "--drop", "weight"
+        capsys, "predict", str(wards / "run"), "--dataset", data, "--drop", "weight"
     )
     assert printed.splitlines()[1].startswith("70,ill,")
 

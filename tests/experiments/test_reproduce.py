@@ -135,6 +135,7 @@ def test_report_lists_all_claims(figures_folder: Path) -> None:
         assert f"| {claim.measured} | {'yes' if claim.holds else 'no'} |" in line
     held = sum(claim.holds for claim in claims)
     assert f"{held} of {len(claims)} claims hold, in 5 figures" in markdown
+    assert markdown.startswith("# Adaptive Federated Learning")
     assert html.count('class="yes"') == held
     for figure in figures:
         assert (
@@ -161,6 +162,7 @@ def test_all_omits_long_figures() -> None:
         "cnn-mnist",
         "cnn-fashion-mnist",
         "cnn-cifar-10",
+        "natural",
     }
     assert set(chosen("all", with_cnn=True)) == here
     assert chosen("nodes", "cnn-mnist") == ["cnn-mnist", "nodes"]

@@ -111,6 +111,56 @@ def test_lower_step_size_slows_progress() -> None:
     assert plain.median < fallen.median < loss
 
 
+class TestValidation:
+    """The training loss falls to 0.2. The lowest validation loss is 0.5 + 0.3/n in every
+    third round, and constant after round 60 of the second run.
+    """
+
+    RESULT = {"loss": 0.204, "accuracy": 0.9, "validation_loss": 0.505}  # noqa: RUF012
+
+    @staticmethod
+    def rounds(count: int, last: int = 1000) -> list[RoundRecord]:
+        return [
+            record(at, validation_best=0.5 + 0.3 / min(at, last) if at % 3 == 0 else None)
+            for at in range(1, count + 1)
+        ]
+
+    def test_forecast_is_of_validation(self) -> None:
+        forecaster = Forecaster(self.rounds(100), LIMITS)
+        assert forecaster.now["loss"] == 0.5 + 0.3 / 99
+        result = forecaster.at(LIMITS)
+        assert result.validated
+        assert result.loss is not None
+        assert result.loss.median == pytest.approx(0.5 + 0.3 / 200, abs=0.001)
+        assert result.loss.high <= 0.5 + 0.3 / 99
+
+    def test_without_validated_result(self) -> None:
+        """The model with the best accuracy on test samples has no validation loss."""
+        result = {"loss": 0.204, "accuracy": 0.9, "validation_loss": None}
+        forecaster = Forecaster(self.rounds(200), LIMITS, result)
+        found = forecaster.extended(0.5)
+        assert not found.validated
+        assert found.loss is not None
+        assert 0.2 < found.loss.median < 0.204
+
+    def test_stalled_run_has_no_improvement(self) -> None:
+        rounds = self.rounds(200, last=60)
+        more = {name: 1.5 * limit for name, limit in LIMITS.items()}
+        stalled = self.RESULT | {"stopped_by": "validation"}
+        loss = Forecaster(rounds, LIMITS, stalled).at(more).loss
+        assert loss is not None
+        assert (loss.median, loss.high) == (0.505, 0.505)
+        assert 0.49 < loss.low <= 0.505
+        cost = Forecaster(rounds, LIMITS, stalled).cost("loss", 0.45)
+        assert cost.budget is None
+        assert "loss is 0.505" in cost.reason
+
+    def test_few_validations(self) -> None:
+        result = Forecaster(self.rounds(21), LIMITS).at(LIMITS)
+        assert result.loss is None
+        assert result.reason == "validation loss was evaluated in fewer than 8 rounds"
+
+
 class TestRuns:
     def test_finished_run(self, tmp_path: Path) -> None:
         """10 %, 50 % and 100 % more budget. No forecast is worse than the final loss."""

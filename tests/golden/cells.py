@@ -344,7 +344,6 @@ ENGINES = [
         "local-secure-aggregation",
         {**NETWORK, "secure_aggregation": True, "costs": "simulated"},
         how="local",
-        same_w_as="network-reference",
         needs=("grpc", "cryptography"),
     ),
     Cell(

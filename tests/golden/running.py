@@ -64,6 +64,8 @@ def run(cell: Cell, folder: Path) -> Hashes:
     """
     out = folder / "run"
     options = {"validation": 0.0, **cell.options}
+    if cell.how in ("train", "run", "interrupted", "extended"):
+        options = {"costs": "simulated", **options}
     if cell.own is not None:
         options |= cell.own(folder)
     with _quiet_environment(cell):
@@ -136,6 +138,7 @@ def _serve(options: dict[str, Any], folder: Path, out: Path, *, kill: bool) -> N
     try:
         for number, path in enumerate(own.write_nodes(folder)):
             join = ["join", address, "--data", str(path), "--name", f"node-{number}"]
+            join.append("--seeded-batches")
             started.append(_start(folder, *join))
         if kill:
             _wait_for_rounds(out, started[0])

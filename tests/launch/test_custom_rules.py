@@ -1,8 +1,12 @@
 """Custom rules from Python run at the aggregator, so every engine gives the same run."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 
-from fedbudget import RoundRecord
+import fedbudget
+from fedbudget import ControlInputs, Decision, RoundRecord
 from support.own_rules import OWN, train
 
 
@@ -20,6 +24,42 @@ def test_network_engine_gives_same_run() -> None:
 def test_each_rule_changes_the_run(name: str) -> None:
     none = dict.fromkeys(OWN)
     assert train(**{**none, name: OWN[name]}).w.tobytes() != train(**none).w.tobytes()
+
+
+@dataclass(frozen=True)
+class UpToTwenty:
+    """Begins with 7 updates and doubles them, up to 20."""
+
+    estimates: bool = False
+
+    def first(self) -> Decision:
+        return Decision(7, "seven to begin with")
+
+    def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
+        return Decision(min(20, 2 * previous.tau), "at most 20")
+
+
+class CappedAtTwenty(UpToTwenty):
+    """The same, and the budget may raise τ to 20."""
+
+    tau_max = 20
+
+
+@pytest.mark.parametrize("seconds", [2.0, 2.5, 3.0, 3.5])
+@pytest.mark.parametrize("controller", [UpToTwenty(), CappedAtTwenty()], ids=["no", "20"])
+def test_first_and_cap_of_controller_hold(controller: Any, seconds: float) -> None:
+    """No budget raises τ above the cap, not even for the last round. Only a controller with
+    `tau_max` allows a short budget to lengthen its rounds, the first included.
+    """
+    result = fedbudget.train(
+        dataset="digits",
+        costs="simulated",
+        budget=f"time={seconds}s",
+        controller=controller,
+    )
+    taus = [record.tau for record in result.rounds if record.tau]
+    assert taus[0] == 7 or (isinstance(controller, CappedAtTwenty) and taus[0] > 7)
+    assert max(taus) <= 20
 
 
 def test_callback_stops_run() -> None:

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from fedbudget.budget.step_size import FallingStep
+from fedbudget.data.agreement import Moments
+from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
-from fedbudget.launch.flower import Config, node_data, partition_of, read_run
+from fedbudget.launch.flower import Config, node_data, node_setup, partition_of, read_run
 from fedbudget.launch.method import build_method
 from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.update import FedYogi
@@ -139,6 +141,29 @@ class TestNodeData:
         data = node_data(node, target if source == "run" else {})
         assert data.dataset.train.x[:3].tolist() == [[0, 0], [1, 1], [2, 4]]
         assert data.standardise
+
+    @pytest.mark.parametrize("source", ["node", "run"])
+    def test_schema_of_node_or_run(self, source: str, tmp_path: Path) -> None:
+        """A node of a private run introduces itself with a schema, and only with one."""
+        rows = "".join(f"{i},{i % 3},{'ab'[i % 2]}\n" for i in range(12))
+        (tmp_path / "mine.csv").write_text("a,b,c\n" + rows)
+        path = tmp_path / "schema.toml"
+        path.write_text(
+            '[target]\nname = "c"\nclasses = ["a", "b"]\n'
+            "[columns]\na = { range = [0, 8] }\nb = { range = [0, 2] }\n"
+        )
+        schema = {"schema": str(path)}
+        data = {"data": str(tmp_path / "mine.csv")}
+        node: Config = {**data, **(schema if source == "node" else {})}
+        run: Config = {"budget": "time=1s,privacy=4", **(schema if source == "run" else {})}
+        setup = node_setup(node, run)
+        assert setup.private
+        worker = Worker(setup.data)
+        samples = worker.hello("x", private=setup.private).samples
+        assert samples.features == Moments(np.array([4.0, 1.0]), np.array([4.0, 1.0]))
+        bare = node_setup(data, {"budget": "time=1s,privacy=4"})
+        with pytest.raises(UserError, match="needs a public schema"):
+            Worker(bare.data).hello("x", private=bare.private)
 
     @pytest.mark.parametrize(
         ("node", "reason"),

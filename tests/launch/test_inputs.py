@@ -8,7 +8,7 @@ import pytest
 
 from fedbudget.engines.remote.task import agree
 from fedbudget.errors import UserError
-from fedbudget.launch.inputs import from_dataset, from_file
+from fedbudget.launch.inputs import from_dataset, from_file, with_validation
 from fedbudget.launch.simulate import simulate
 from fedbudget.models.builtin import Softmax
 from fedbudget.settings.settings import Settings
@@ -103,3 +103,15 @@ def test_model_that_does_not_fit_data(tmp_path: Path) -> None:
             match=r"^linear cannot train on digits: .* RuntimeError: mat1 and mat2 shapes",
         ):
             simulate(replace(TRIAL, model=f"{tmp_path}/net_of_five.py:net", method=method))
+
+
+def test_masked_losses_need_three_nodes() -> None:
+    """With 15 % of their rows, two of four nodes would hold some out. A masked sum over two
+    nodes is not wanted.
+    """
+    plain = Settings(model="softmax", nodes=4)
+    masked = replace(plain, secure_aggregation=True)
+    for sizes, share in (([5000, 5000, 60, 60], 0.0), ([5000, 5000, 90, 60], 0.15)):
+        assert with_validation(plain, sizes).validation == 0.15
+        assert with_validation(masked, sizes).validation == share
+    assert with_validation(replace(masked, validation=0.2), [5000, 60]).validation == 0.2

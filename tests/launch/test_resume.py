@@ -63,7 +63,7 @@ def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(**options: Any) -> Result:
-    return train(**{**DATA, "budget": "time=3s", **options})
+    return train(**{**DATA, "budget": "time=3s", "costs": "simulated", **options})
 
 
 def assert_same(resumed: Result, whole: Result) -> None:

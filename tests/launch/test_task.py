@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedbudget.data.schema import draft_of, read_schema
+from fedbudget.data.tables import TableOptions
 from fedbudget.engines.remote.node_data import evaluation_table
 from fedbudget.engines.remote.task import agree
 from fedbudget.errors import UserError, flag
@@ -80,7 +82,7 @@ def test_compression_by_default(settings: Settings, compress: str) -> None:
 
 
 def test_private_run_forbids_standardisation(tmp_path: Path) -> None:
-    """Means of columns are not private. The error names the option that omits them."""
+    """Means of columns are not private. The error names the option to use instead."""
     settings = Settings(
         model="softmax", nodes=2, budget=("time=5s", "privacy=4"), privacy_delta=1e-5
     )
@@ -88,9 +90,9 @@ def test_private_run_forbids_standardisation(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{i}.csv", rows) for i, rows in enumerate((ONE, OTHER))]
     with pytest.raises(UserError) as refused:
         agree_on_task(settings, method, [from_file(path).samples() for path in paths])
-    assert refused.value.spelled(flag).endswith(
-        "switch --standardise off at nodes (--no-standardise)"
-    )
-    held = [from_file(path, standardise=False) for path in paths]
+    assert "join with a public schema" in refused.value.spelled(flag)
+    schema = tmp_path / "schema.toml"
+    schema.write_text(draft_of(tmp_path, TableOptions()))
+    held = [from_file(path, read_schema(schema).options) for path in paths]
     _, _, task, _ = agree_on_task(settings, method, [each.samples() for each in held])
     assert task.built_features == (NodePrivacy(own_steps=True),)

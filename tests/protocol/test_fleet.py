@@ -1,7 +1,7 @@
 """Algorithm 3, local updates of fleets, and forks."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,10 @@ from fedbudget.protocol.messages import (
     TrainReport,
     TrainRound,
 )
+from support import networked
 from support.methods import METHODS, bits, nodes
 from support.problems import (
+    CHEAP,
     MODELS,
     Problem,
     algorithm_1,
@@ -459,3 +461,41 @@ def test_forks_share_model_and_data() -> None:
     twin = fleet.fork()
     assert twin.model is fleet.model
     assert twin.shards is fleet.shards
+
+
+@pytest.mark.parametrize("method", ["fixed", "frugal", "accelerated"])
+@pytest.mark.parametrize("seed", range(3))
+def test_present_nodes_share_their_state(method: str, seed: int) -> None:
+    """Nodes that were away, or have restarted, have the same bits as the others in all that
+    masked sums compare.
+    """
+    rng = np.random.default_rng(seed)
+    ours = networked.aggregator(method)
+    fleets = [
+        networked.node_data(node).fleet(networked.task(method), [node]) for node in range(4)
+    ]
+    last = [0] * 4
+    broadcast: Any = ours.start()
+    for _ in range(25):
+        restarted = int(rng.integers(12))
+        if restarted < 4:
+            fleets[restarted] = networked.node_data(restarted).fleet(
+                networked.task(method), [restarted]
+            )
+            last[restarted] = 0
+            broadcast = ours.forget([restarted])
+        present = [node for node in range(4) if rng.random() < 0.7] or [0]
+        reports = []
+        common = []
+        for node in present:
+            behind = last[node] != broadcast.round - 1
+            sent = broadcast if behind else replace(broadcast, catch_up=None)
+            fleets[node].receive(sent)
+            common.append([each.tobytes() for each in fleets[node].common])
+            fleets[node].update()
+            reports.append(fleets[node].report())
+            last[node] = broadcast.round
+        assert all(each == common[0] for each in common)
+        broadcast = ours.receive(Report.merge(reports), CHEAP)
+        if not isinstance(broadcast, Broadcast):
+            break

@@ -20,6 +20,7 @@ from fedbudget.protocol.messages import (
     NormReport,
     NormRound,
     PeerError,
+    PersonalRound,
     PrivateRound,
     Report,
     ReportLayout,
@@ -28,6 +29,9 @@ from fedbudget.protocol.messages import (
     SampleNormRound,
     SampleReport,
     SampleRound,
+    SampleSumNormRound,
+    SampleSumReport,
+    SampleSumRound,
     TrainReport,
     TrainRound,
     UpdateReport,
@@ -248,12 +252,21 @@ KINDS: list[tuple[type[Broadcast], dict[str, Any], type[Report], tuple[str, ...]
         7,
     ),
     (SampleNormRound, {"rho": 0.5}, SampleNormReport, ("octaves",), 1),
+    (
+        SampleSumRound,
+        {"rho": 0.5, "clip": 2.0},
+        SampleSumReport,
+        ("decay", "sums"),
+        1,
+    ),
+    (SampleSumNormRound, {"rho": 0.5}, SampleNormReport, ("octaves",), 1),
 ]
 
 
 class TestKinds:
     def test_all_kinds_are_listed(self) -> None:
-        assert [kind for kind, *_ in KINDS] == list(ROUNDS)
+        listed = [kind for kind, *_ in KINDS]
+        assert [*listed, PersonalRound] == list(ROUNDS)  # tests/protocol/test_personal.py
 
     @pytest.mark.parametrize(("kind", "fields", "answer", "names", "steps"), KINDS)
     def test_answer_of_each_kind(

@@ -17,6 +17,7 @@ from fedbudget.budget.control import AdaptiveTau, Estimates, FixedTau, Reason
 from fedbudget.budget.spending import PaperSpending
 from fedbudget.budget.step_size import AutoStep, FixedStep
 from fedbudget.errors import UserError
+from fedbudget.frozen import updated
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.features.drift import DriftPart, DriftState
 from fedbudget.protocol.features.estimates import EstimatesState
@@ -25,7 +26,7 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import LOSSES, Broadcast, LocalError, TrainRound
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.stages import move, with_finite_w, with_losses
-from fedbudget.protocol.state import Outcome, Phase, updated
+from fedbudget.protocol.state import Outcome, Phase
 from fedbudget.protocol.sums import Sums
 from fedbudget.protocol.update import Accelerate, Average, Motion, UpdateRule
 from support.hand_made import (
@@ -410,7 +411,7 @@ class TestResumeWithOtherSettings:
         aggregator = make()
         aggregator.start()
         with pytest.raises(
-            UserError, match="a budget of time=1000s, not of time=10s, bytes=10B"
+            UserError, match=r"a budget of time=16\.67min, not of time=10s, bytes=10B"
         ):
             Aggregator.resume(
                 aggregator.state, method=METHOD, budget=Budget({"time": 10, "bytes": 10})

@@ -20,13 +20,13 @@ from fedbudget.budget.step_size import FixedStep
 from fedbudget.codec import file_codec
 from fedbudget.data import load
 from fedbudget.errors import UserError
+from fedbudget.frozen import updated
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import WeightedMean
 from fedbudget.protocol.features.drift import DriftCatchUp, DriftPart
 from fedbudget.protocol.messages import Broadcast, TrainReport
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.stages import move, pace, paced
-from fedbudget.protocol.state import updated
 from fedbudget.protocol.update import (
     UPDATE_RULES,
     Accelerate,

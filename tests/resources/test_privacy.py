@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from fedbudget.budget.budget import Budget
 from fedbudget.errors import UserError
-from fedbudget.resources.privacy import default_delta, epsilon_of, rho_of
+from fedbudget.resources.privacy import (
+    default_delta,
+    epsilon_of,
+    replacement_epsilon,
+    rho_of,
+)
 
 EPSILONS = st.floats(0.05, 30)
 DELTAS = st.sampled_from([1e-9, 1e-7, 1e-5, 1e-3])
@@ -25,6 +30,24 @@ def test_conversion_agrees_with_library(epsilon: float, delta: float) -> None:
         1 / (2 * dp_accounting.get_sigma_gaussian(epsilon, delta) ** 2), rel=1e-6
     )
     assert epsilon_of(rho, delta) == pytest.approx(epsilon, rel=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.1, 20), DELTAS)
+def test_replacement_agrees_with_library(epsilon: float, delta: float) -> None:
+    """Replacing a unit moves a sum by twice its sensitivity, as if σ were half as large."""
+    sigma = dp_accounting.get_sigma_gaussian(epsilon, delta)
+    exact = dp_accounting.get_epsilon_gaussian(sigma / 2, delta)
+    assert replacement_epsilon(epsilon, delta) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "epsilon"), [(2, 2.15), (3, 3.41), (10, 14.4)])
+def test_several_rows_of_a_person(rows: int, epsilon: float) -> None:
+    """The figures of the guide: k rows move a sum by k times the sensitivity of one."""
+    sigma = dp_accounting.get_sigma_gaussian(1.0, 1e-5)
+    exact = dp_accounting.get_epsilon_gaussian(sigma / rows, 1e-5)
+    assert exact == pytest.approx(epsilon, rel=3e-3)
+    assert epsilon_of(rows**2 * rho_of(1.0, 1e-5), 1e-5) == pytest.approx(exact, rel=1e-6)
 
 
 @settings(max_examples=6, deadline=None)

@@ -21,9 +21,10 @@ from fedbudget.budget.budget import Budget, Ledger
 from fedbudget.budget.control import Decision, Estimates, Reason
 from fedbudget.budget.step_size import AutoStepState
 from fedbudget.errors import UserError
+from fedbudget.frozen import updated
 from fedbudget.protocol.features.drift import Divergence, DriftPart, DriftState
 from fedbudget.protocol.features.estimates import EstimateSlopes, EstimatesState
-from fedbudget.protocol.state import AggregatorState, Phase, updated
+from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.runs.checkpoint import Checkpoint, _checksum, safetensors_parts
 from fedbudget.runs.folder import CHECKPOINT
 from fedbudget.runs.record import RoundRecord

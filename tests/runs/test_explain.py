@@ -95,7 +95,7 @@ def run_shortened_by_budget() -> tuple[Run, Result, RoundRecord]:
     not happen with every seed.
     """
     for seed in range(50):
-        run, result = run_of(budget=("time=6s",), seed=seed)
+        run, result = run_of(budget=("time=6s",), seed=seed, validation=0.0)
         if run.rounds[-2].reason == Reason.BUDGET:
             return run, result, run.rounds[-2]
     raise AssertionError("the budget never cut a round short")
@@ -163,3 +163,33 @@ def test_custom_reason_is_kept(reason: str) -> None:
     assert (len(explained.curve), explained.minimum) == (0, None)
     assert explained.sentence == "the controller gave this reason itself"
     assert explain(changed, 5).curve.tolist() == explain(run, 5).curve.tolist() != []
+
+
+def test_costs_explain_the_default_method() -> None:
+    """The smallest cost, computed here from the formula, is at the chosen τ."""
+    run, _ = run_of(method="accelerated", phi=None, gamma=10.0, step_size="auto")
+    balanced = 0
+    for before, record in zip(run.rounds, run.rounds[1:], strict=False):
+        explanation = explain(run, record.round)
+        if record.reason != Reason.BALANCE:
+            continue
+        c = (before.expected_c or before.c)["time"]
+        b = (before.expected_b or before.b)["time"]
+        value = {tau: (c * tau + b) * (1 / tau + 1 / 10) for tau in range(1, TAU_MAX + 1)}
+        assert explanation.quantity == "budget per effective update"
+        assert explanation.minimum == record.tau == min(value, key=value.__getitem__)
+        ratios = explanation.curve / explanation.curve[0]
+        assert ratios == pytest.approx([each / value[1] for each in value.values()])
+        balanced += 1
+    assert balanced > 10
+
+
+def test_summary_covers_every_round() -> None:
+    run, _ = run_of(method="accelerated", phi=None, gamma=10.0, step_size="auto")
+    controller = build_method(run.settings).controller
+    summary = explain_module.reasons(run, controller)
+    assert sum(each.rounds for each in summary) == len(run.rounds)
+    for each in summary:
+        taus = [record.tau for record in run.rounds if record.reason == each.reason]
+        assert (each.smallest, each.largest) == (min(taus), max(taus))
+        assert run.rounds[each.last - 1].reason == each.reason

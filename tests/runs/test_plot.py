@@ -1,10 +1,12 @@
 """The plot of a run."""
 
 import io
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import matplotlib.image
 import numpy as np
@@ -15,7 +17,19 @@ from matplotlib.figure import Figure
 import fedbudget
 from fedbudget import data
 from fedbudget.arrays import Float32
-from fedbudget.runs.plot import chosen_tau, losses, plot_run
+from fedbudget.budget.control import Reason
+from fedbudget.runs.plot import (
+    BLUE,
+    GREEN,
+    GREY,
+    MARKERS,
+    ORANGE,
+    PURPLE,
+    Marker,
+    chosen_tau,
+    losses,
+    plot_run,
+)
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings.types import Tau
 from support.synthetic_runs import record
@@ -25,6 +39,27 @@ BUDGETS = {
     "one resource": ["time=3s"],
     "five resources": ["time=3s", "energy=1kJ", "bytes=1MB", "cpu=10s", "money=1"],
 }
+
+
+def test_markers_are_those_of_the_dashboard() -> None:
+    """A reason has the same shape and colour in the plot and on the page."""
+    charts = Path(fedbudget.__file__).parent / "dashboard/page/charts.js"
+    table = re.findall(
+        r'"(.+)": \{ symbol: "(.+)", colour: "(.+)" \}', charts.read_text(encoding="utf-8")
+    )
+    shapes = {"circle": "o", "triangle-up": "^", "triangle-down": "v", "square": "s"}
+    shapes |= {"hexagon": "h", "diamond": "D", "x": "X"}
+    colours = {"c1": BLUE, "c2": ORANGE, "c3": GREEN, "c4": PURPLE, "c5": GREY}
+    on_page = {
+        reason: Marker(
+            shapes[symbol.removesuffix("-open")],
+            colours[colour],
+            filled=not symbol.endswith("-open"),
+        )
+        for reason, symbol, colour in table
+    }
+    assert on_page == MARKERS
+    assert {*MARKERS} == {*Reason} - {Reason.FINAL}
 
 
 def chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -94,7 +129,7 @@ def test_plot_depends_on_the_records() -> None:
     result = fedbudget.train(dataset=DIGITS, budget="time=3s")
     changed = replace(
         result,
-        rounds=[*result.rounds[:-2], replace(result.rounds[-2], tau=1), result.rounds[-1]],
+        rounds=[*result.rounds[:-2], replace(result.rounds[-2], tau=30), result.rounds[-1]],
     )
     one, same, other = (
         matplotlib.image.imread(io.BytesIO(plot_of(each)))
@@ -134,6 +169,8 @@ def test_legend_of_losses() -> None:
     """The loss of the best parameters can rise: each round has its own mini-batch."""
     rounds = [record(1, best_loss=0.2), record(2, best_loss=0.3)]
     assert legend(losses, rounds) == [
-        "of the latest parameters",
-        "of the best parameters so far",
+        "training, latest parameters",
+        "training, best so far",
     ]
+    validated = [rounds[0], record(2, validation=0.4, validation_best=0.35)]
+    assert legend(losses, validated)[2:] == ["validation", "validation, lowest so far"]

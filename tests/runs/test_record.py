@@ -15,40 +15,43 @@ from fedbudget.protocol.features.drift import Divergence
 from fedbudget.protocol.state import Round
 from fedbudget.runs.record import RoundRecord, average_tau, update_weighted_tau
 
-finite = st.floats(allow_nan=False, allow_infinity=False)
+finite = st.floats(-1e300, 1e300)
+whole = st.integers(0, 2**53)
 amounts = st.dictionaries(
     st.sampled_from(["time", "energy", "bytes", "cpu", "money"]), finite, min_size=1
 )
 records = st.builds(
     RoundRecord,
-    round=st.integers(1),
-    t=st.integers(0),
-    tau=st.integers(0),
+    round=st.integers(1, 2**53),
+    t=whole,
+    tau=whole,
     reason=st.sampled_from([str(reason) for reason in Reason]),
     eta=finite,
     loss=finite,
     best_loss=finite,
     accuracy=st.none() | finite,
-    rho=st.none() | finite,
-    beta=st.none() | finite,
-    delta=st.none() | finite,
+    rho=finite,
+    beta=finite,
+    delta=finite,
     kept=st.lists(st.sampled_from(["rho", "beta", "delta"])).map(tuple),
     c=amounts,
     b=amounts,
     spent=amounts,
-    nodes=st.integers(1),
-    left_out=st.lists(st.integers(0)).map(tuple),
+    nodes=whole,
+    left_out=st.lists(whole).map(tuple),
     wall=finite,
     corrected=st.booleans(),
     plain_delta=st.none() | finite,
     corrected_delta=st.none() | finite,
-    missed=st.lists(st.integers(0)).map(tuple),
+    missed=st.lists(whole).map(tuple),
     test_loss=st.none() | finite,
     expected_c=st.none() | amounts,
     expected_b=st.none() | amounts,
-    metrics=st.none() | st.dictionaries(st.text(), finite, min_size=1),
-    spread=st.none() | st.dictionaries(st.text(), finite, min_size=1),
+    metrics=st.none() | st.dictionaries(st.sampled_from(["f1", "auc"]), finite, min_size=1),
+    spread=st.none()
+    | st.fixed_dictionaries(dict.fromkeys(["worst", "tenth", "median", "nodes"], finite)),
 )
+records |= records.map(lambda each: replace(each, rho=None, beta=None, delta=None))
 
 COSTS = Costs(np.array([0.01, 0.0]), np.array([0.1, 5000.0]))
 LEDGER = Ledger.open(Budget.parse(["time=15s", "bytes=1MB"]), COSTS).charge_extra(

@@ -15,7 +15,7 @@ from fedbudget.secure.contents import (
     encode,
     encode_figures,
 )
-from fedbudget.secure.graph import needed, neighbours
+from fedbudget.secure.graph import needed, neighbours, tolerated
 from fedbudget.secure.member import add_mask
 
 
@@ -80,7 +80,7 @@ def test_encoded_vectors_add_up(values: list[float], weight: float) -> None:
 
 
 def test_largest_numbers_do_not_wrap() -> None:
-    largest = coordinate_range(np.array([3.0], np.float32), 8)
+    largest = coordinate_range(np.array([3.0], np.float32))
     vector = np.array([largest, -largest])
     assert (decode(encode(vector, largest), largest) == vector).all()
     assert (
@@ -153,5 +153,18 @@ def test_graph_survives_losing_a_third() -> None:
 
 def test_threshold_is_more_than_half() -> None:
     for group in range(3, 60):
-        assert all(2 * needed(group, share) > group for share in (0.01, 0.5, 0.6, 1.0))
+        for share in (0.01, 0.5, 0.6, 2 / 3, 1.0):
+            assert tolerated(group, needed(group, share)) >= 1
         assert needed(group, 1.0) == group
+
+
+def test_default_threshold_tolerates_a_third() -> None:
+    """With c colluding members, 2t > n + c: no two sets of t share only colluders."""
+    for group in range(3, 60):
+        threshold = needed(group, 2 / 3)
+        colluders = tolerated(group, threshold)
+        assert 2 * threshold > group + colluders
+        assert colluders >= (group - 1) // 3
+        # One more could open both secrets: t each, if honest members reveal one of them.
+        honest = group - colluders - 1
+        assert 2 * (threshold - colluders - 1) <= honest

@@ -227,7 +227,7 @@ def test_sum_of_too_few_stays_closed() -> None:
     members = members_of(60)
     summed = new_masked_sum(members, 1, 5, 0.5)
     summed.fewest = 58
-    summed.sent = dict.fromkeys(list(members)[3:], Shares(1, b"", {}))
+    summed.sent = dict.fromkeys(list(members)[3:], Shares(1, b"", {}, b""))
     with pytest.raises(TooFewLeft, match="57 nodes are left, 58 are needed"):
         summed.relay()
 

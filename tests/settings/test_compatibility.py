@@ -57,14 +57,24 @@ OTHERS: dict[str, tuple[Any, ...]] = {
 
 NOT_DERIVED: dict[str, tuple[Any, ...]] = {
     "budget": (("privacy=4", "time=1s"),),
+    "categorical": (("ward",),),
+    "classes": (("ill", "well"),),
+    "class_weights": ("balanced", (1.0, 2.0)),
+    "drop": (("id",),),
     "gamma": (2.0,),
+    "missing": (("<0.5",),),
     "nodes": (2, 5),
     "partition": ("case:2",),
+    "schema": ("schema.toml",),
+    "privacy_ledger": ("ledger.json",),
     "secure_threshold": (0.8,),
     "speeds": ((1.0, 2.0, 1.0, 1.0, 1.0),),
+    "target": ("y",),
     "until": (("loss=0.001",),),
 }
 """Values that do not follow from the type of the setting."""
+
+OF_TABLES = ("schema", "target", "drop", "categorical", "impute", "missing", "classes")
 
 
 @cache
@@ -213,7 +223,7 @@ def test_options_of_update_rules() -> None:
             "--workload by-data works only with simulated nodes, not with engine network",
         ),
         (
-            ["local", "--dataset", "none.csv", "--pace", "1,2"],
+            ["local", "--dataset", "none.csv", "--pace", "1,2", "--nodes", "5"],
             "--pace needs one value for each of the --nodes",
         ),
         (
@@ -291,7 +301,8 @@ def test_allowed_pairs_run() -> None:
     shards = [(rng.normal(size=(8, 3)), np.arange(8) % 2) for _ in range(5)]
     for pair in allowed_pairs():
         options = {"budget": "time=1h", "nodes": 5, "rounds": 2, **pair}
-        if pair.keys() & {"nodes", "partition"}:
-            continue  # shards have both
+        if pair.keys() & {"nodes", "partition", "privacy_ledger", *OF_TABLES}:
+            # Shards have nodes and a partition, and are no tables. A ledger writes a file.
+            continue
         result = fedbudget.train(model="softmax", shards=shards, **options)
         assert result.aggregations >= 1, pair

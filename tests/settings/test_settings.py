@@ -73,6 +73,8 @@ def test_file_contains_every_option(tmp_path: Path) -> None:
             drop=("id", "size, m2"),
             categorical=("ward",),
             impute="median",
+            missing=("<0.5",),
+            class_weights=(1.0, 5.0),
             classes=("well", "ill"),
             standardise=False,
             data_dir="/data",
@@ -106,6 +108,8 @@ def test_file_contains_every_option(tmp_path: Path) -> None:
             privacy_delta=1e-6,
             privacy_noise="secret",
             privacy_unit="sample",
+            schema="schema.toml",
+            privacy_ledger="ward.json",
         ),
         Settings(secure_aggregation=True, secure_threshold=0.75, validation=0.2),
     )
@@ -268,7 +272,10 @@ class TestFromPython:
         """Some arguments of `train` accept more types than the fields. All others have the
         same type.
         """
-        wider = ("model", "dataset", "budget", "until", "step_size", "update", "combine")
+        wider = (
+            *("model", "dataset", "nodes", "budget"),
+            *("until", "step_size", "update", "combine"),
+        )
         fields_of = {
             name: declared.type
             for name, declared in declarations(Settings).items()
@@ -292,7 +299,7 @@ class TestFromPython:
         [
             ({"nodez": 5}, r"unknown argument 'nodez'; did you mean nodes\?"),
             ({"step-size": 5}, r"unknown argument 'step-size'; did you mean step_size\?"),
-            ({"nodes": "5"}, "^nodes must be a whole number of at least 1, not '5'$"),
+            ({"nodes": 5.5}, r"^nodes must be a whole number of at least 1, not 5\.5$"),
             ({"step_size": -1}, "^step_size must be auto or a positive number, not -1$"),
             ({"case": 2, "partition": "files"}, "^give case or partition, not both$"),
             ({"model": "sofmax"}, r"unknown model 'sofmax'; did you mean softmax\?"),

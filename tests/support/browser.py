@@ -31,6 +31,10 @@ _FLAGS = (
 )
 
 
+SLOW = "was preloaded using link preload but not used within a few seconds"
+"""A warning of Chromium on a busy machine."""
+
+
 @dataclass
 class OpenPage:
     """An open page.
@@ -108,7 +112,7 @@ def open_page(
         "console",
         lambda message: (
             look.console_errors.append(message.text)
-            if message.type in ("error", "warning")
+            if message.type in ("error", "warning") and SLOW not in message.text
             else None
         ),
     )

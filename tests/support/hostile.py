@@ -56,8 +56,8 @@ class LyingWorker(Worker):
         super().__init__(own)
         self._lies = lies
 
-    def hello(self, instance: str) -> Hello:
-        return self._lies.hello(super().hello(instance))
+    def hello(self, instance: str, *, private: bool = False) -> Hello:
+        return self._lies.hello(super().hello(instance, private=private))
 
     def start(self, welcome: Welcome) -> Usage:
         return self._lies.ready(super().start(welcome))
@@ -69,6 +69,14 @@ class LyingWorker(Worker):
 def node_share(node: int, of: int = 3) -> NodeData:
     """The samples of one of `of` nodes; the first node is 1."""
     return from_dataset(SETTINGS, f"{node}/{of}")
+
+
+def with_test_samples(node: int) -> NodeData:
+    """The samples of a node; every fifth is a test sample."""
+    own = node_share(node)
+    (rows,) = own.rows
+    tested = replace(own.dataset, train=own.dataset.train.rows(rows[::5]), test=None)
+    return replace(own, rows=[np.delete(rows, np.s_[::5])], test=tested)
 
 
 def test_samples() -> Dataset:
@@ -106,6 +114,7 @@ def train_with_liar(
     wait_for: int | None = None,
     first: bool = False,
     liar_nodes: int = 1,
+    tested: bool = False,
     **settings: Any,
 ) -> Result:
     """Train with honest nodes, and with a liar unless `lies` is None.
@@ -115,6 +124,7 @@ def train_with_liar(
       wait_for: number of nodes before the first round; all by default.
       first: whether the liar joins first.
       liar_nodes: number of nodes that the liar's process simulates.
+      tested: whether the nodes hold the test samples, a part of theirs each.
       settings: settings of the run.
     """
     known: dict[str, Any] = {
@@ -126,9 +136,10 @@ def train_with_liar(
         "validation": 0.0,
     }
     nodes: list[Future[Any]] = []
-    workers = {f"n{each}": Worker(node_share(each)) for each in range(1, honest + 1)}
+    share = with_test_samples if tested else node_share
+    workers = {f"n{each}": Worker(share(each)) for each in range(1, honest + 1)}
     if lies is not None:
-        own = node_share(3)
+        own = share(3)
         own = replace(own, rows=np.array_split(own.rows[0], liar_nodes))
         liar = {"liar": LyingWorker(own, lies)}
         workers = liar | workers if first else workers | liar
@@ -148,7 +159,7 @@ def train_with_liar(
             ),
             ListenOptions("127.0.0.1:0"),
             interrupted=lambda: False,
-            test=test_samples(),
+            test=None if tested else test_samples(),
             opened=connect,
         )
         with run as prepared:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from fedbudget.engines.grpc.masked_sums import MaskedSums
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.secure.identity import Trust
-from fedbudget.secure.messages import Group, Relay, Survivors
+from fedbudget.secure.messages import Confirmations, Group, Relay, Survivors
 from support.networked import LONG, RUN, Network, network
 
-PHASES = [Group, Relay, Survivors]
+PHASES = [Group, Relay, Survivors, Confirmations]
+LATE = (Survivors, Confirmations)
+"""Messages after a node's vector has arrived."""
 
 
 class Died(Exception):
@@ -23,9 +26,10 @@ class Died(Exception):
 
 @contextmanager
 def masked(
-    method: str = "accelerated", threshold: float = 0.51, **more: Any
+    method: str = "accelerated", threshold: float = 2 / 3, **more: Any
 ) -> Iterator[Network]:
     with network(method, reports=MaskedSums(RUN, threshold, Trust()), **more) as net:
+        net.task = replace(net.task, most_counted=1000)
         yield net
 
 

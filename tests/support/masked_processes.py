@@ -26,4 +26,5 @@ def join_killed_at(start: Commands, port: int, node: int, what: str, when: int) 
     """Start a node that kills itself at the `when`-th message of type `what`."""
     program = [sys.executable, "-c", _KILLED, what, str(when)]
     own = ["--data", f"n{node}.npz", "--name", f"n{node}", "--secure-aggregation"]
+    own += ["--secure-threshold", "0.51", "--seeded-batches"]
     return start.run("join", f"127.0.0.1:{port}", *own, program=program)

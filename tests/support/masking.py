@@ -1,6 +1,6 @@
 """Members and a masked sum that communicate directly; members can drop out in any phase."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -13,9 +13,13 @@ from fedbudget.secure.messages import Group, SignedKey
 RUN = "a-run"
 
 
-def members_of(count: int, run: str = RUN) -> dict[str, MaskingMember]:
+def members_of(
+    count: int, run: str = RUN, threshold: float = 0.5
+) -> dict[str, MaskingMember]:
     names = [f"node-{number}" for number in range(count)]
-    return {name: MaskingMember(run, name, KeyIdentity(), Trust()) for name in names}
+    return {
+        name: MaskingMember(run, name, KeyIdentity(), Trust(), threshold) for name in names
+    }
 
 
 def group_for(
@@ -23,21 +27,50 @@ def group_for(
     name: str,
     keys: Mapping[str, SignedKey],
     number: int = 1,
-    weights: Sequence[int] = (1,),
 ) -> Group:
-    names = summed.group(name)
-    others = tuple(keys[other] for other in names if other != name)
-    threshold = summed.threshold(name)
-    return Group(
-        number, summed.attempt, names, threshold, tuple(weights), 0, 0, 8, None, others
-    )
+    others = tuple(keys[other] for other in summed.neighbours[name])
+    return Group(number, summed.attempt, summed.circle, None, others)
+
+
+def join(
+    members: Mapping[str, MaskingMember],
+    summed: MaskedSum,
+    number: int = 1,
+    absent: Collection[str] = (),
+    contents: Mapping[str, bytes] | None = None,
+) -> None:
+    """Begin an attempt with all members except absent ones.
+
+    Args:
+      contents: what each node trains, if it is not the same for all.
+    """
+    keys = {name: member.signed_key for name, member in members.items()}
+    for name, member in members.items():
+        if name not in absent:
+            group = group_for(summed, name, keys, number)
+            what = b"round %d" % number if contents is None else contents[name]
+            summed.receive_shares(name, member.join(group, summed.share, what))
+
+
+def open_sum(
+    members: Mapping[str, MaskingMember],
+    summed: MaskedSum,
+    absent: Collection[str] = (),
+) -> UInt64:
+    """Confirm the survivors and open their sum, without absent members."""
+    survivors = summed.survivors()
+    for name in summed.summed:
+        if name not in absent:
+            summed.receive_confirmed(name, members[name].confirm(survivors))
+    for name, confirmations in summed.confirmations().items():
+        summed.receive_opened(name, members[name].open(confirmations))
+    return summed.open()
 
 
 def new_masked_sum(
     members: Mapping[str, MaskingMember], attempt: int, length: int, share: float = 2 / 3
 ) -> MaskedSum:
-    keys = {name: member.signed_key.public for name, member in members.items()}
-    return MaskedSum(attempt, tuple(members), share, length, keys)
+    return MaskedSum(attempt, tuple(members), share, length)
 
 
 def masked_round(
@@ -63,21 +96,14 @@ def masked_round(
     """
     length = len(next(iter(vectors.values())))
     summed = new_masked_sum(members, attempt, length, share)
-    keys = {name: member.signed_key for name, member in members.items()}
-    for name, member in members.items():
-        if name not in before_shares:
-            summed.receive_shares(name, member.join(group_for(summed, name, keys, number)))
+    join(members, summed, number, before_shares)
     for name, relay in summed.relay().items():
         if name not in before_vectors:
-            vector = vectors[name].copy()
-            members[name].mask(relay, vector)
+            vector = members[name].mask(relay, vectors[name])
             if seen is not None:
                 seen.append(vector.tobytes())
             summed.receive_vector(name, vector)
-    for name, survivors in summed.survivors().items():
-        if name not in before_opening:
-            summed.receive_opened(name, members[name].open(survivors))
-    return summed.open(), summed.summed
+    return open_sum(members, summed, before_opening), summed.summed
 
 
 def drawn_vectors(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -36,6 +37,13 @@ from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.features.feature import FeatureSettings
 from fedbudget.protocol.features.node_privacy import NodePrivacy, PrivateAggregator
+from fedbudget.protocol.features.sample_privacy import (
+    SampleAggregator,
+    SamplePrivacy,
+    SampleSumAggregator,
+    SampleSums,
+)
+from fedbudget.protocol.features.validation import Validation
 from fedbudget.protocol.messages import Broadcast, Kind, Report
 from fedbudget.protocol.method import Method, PrivateRule
 from fedbudget.protocol.state import Outcome
@@ -62,11 +70,31 @@ METHODS = {
         spending=CarefulSpending(tau_max=8),
     ),
     "accelerated": accelerated(tau_max=8),
+    "validated": replace(accelerated(tau_max=8), validation=Validation(0.3)),
     "private": Method(
         FixedTau(1),
         FixedStep(0.1),
         spending=PrivateSpending(50),
         private=PrivateRule(4, SecretNoise(), NodePrivacy(), tau=3),
+        sums_only=True,
+    ),
+    "nodes": Method(
+        FixedTau(1),
+        FixedStep(0.1),
+        spending=PrivateSpending(50),
+        private=PrivateRule(4, SecretNoise(), NodePrivacy(), tau=3),
+    ),
+    "samples": Method(
+        FixedTau(1),
+        FixedStep(0.1),
+        spending=PrivateSpending(50),
+        private=PrivateRule(4, SecretNoise(), SamplePrivacy(), tau=3),
+    ),
+    "sums": Method(
+        FixedTau(1),
+        FixedStep(0.1),
+        spending=PrivateSpending(50),
+        private=PrivateRule(4, SecretNoise(), SampleSums(), tau=1),
         sums_only=True,
     ),
 }
@@ -107,7 +135,9 @@ def aggregator(method: str = "frugal", **more: Any) -> Aggregator:
             "budget": Budget({"time": 1e6, "privacy": 1.0}, 1e-5),
             "rounds": 200,
         }
-        return PrivateAggregator(
+        kinds = {"samples": SampleAggregator, "sums": SampleSumAggregator}
+        kind = kinds.get(method, PrivateAggregator)
+        return kind(
             start,
             **{**known, **private, "expected": costs([0.01, 0.0], [0.01, 0.0]), **more},
         )

@@ -18,7 +18,12 @@ from fedbudget.protocol.features.node_privacy import (
     clipped,
     reported_norms,
 )
-from fedbudget.protocol.features.sample_privacy import SampleAggregator, SamplePrivacy
+from fedbudget.protocol.features.sample_privacy import (
+    SampleAggregator,
+    SamplePrivacy,
+    SampleSumAggregator,
+    SampleSums,
+)
 from fedbudget.protocol.messages import (
     Broadcast,
     NormReport,
@@ -29,6 +34,7 @@ from fedbudget.protocol.messages import (
 from fedbudget.protocol.method import Method, PrivateRule
 from fedbudget.protocol.state import Outcome
 from fedbudget.protocol.sums import NoisySums
+from fedbudget.protocol.update import ServerMomentum
 from support.problems import costs
 
 DELTA = 1e-5
@@ -82,6 +88,31 @@ def sample_aggregator(
         budget=Budget(limits, DELTA),
         expected=costs(*each),
         rounds=rounds,
+    )
+
+
+def sample_sum_aggregator(
+    limits: dict[str, float], nodes: int, parameters: int
+) -> SampleSumAggregator:
+    """An aggregator of sums over samples; an update costs 0.01 s, an aggregation 0.1 s."""
+    rule = PrivateRule(nodes, SeededNoise(0), SampleSums(), 1, excess=1.5)
+    method = Method(
+        FixedTau(1),
+        AutoStep(),
+        ServerMomentum(),
+        spending=PrivateSpending(50),
+        private=rule,
+        sums_only=True,
+    )
+    each = [
+        [given.get(name, 0.0) for name in limits]
+        for given in ({"time": 0.01}, {"time": 0.1})
+    ]
+    return SampleSumAggregator(
+        np.zeros(parameters, np.float32),
+        method=method,
+        budget=Budget(limits, DELTA),
+        expected=costs(*each),
     )
 
 

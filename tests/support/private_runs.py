@@ -24,6 +24,9 @@ OF_SAMPLES: dict[str, Any] = {
 }
 
 
+OF_SUMS: dict[str, Any] = {**OF_SAMPLES, "nodes": 8, "secure_aggregation": True}
+
+
 class Died(Exception):
     """The process has died during a run."""
 

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -164,7 +165,9 @@ class Commands:
         return self.run("serve", f"127.0.0.1:{port}", *options, program=program)
 
     def join(self, port: int, *options: str, name: str) -> Command:
-        return self.run("join", f"127.0.0.1:{port}", "--name", name, *options)
+        """Start a node whose mini-batches are those of a run in one process."""
+        own = ["--name", name, "--seeded-batches"]
+        return self.run("join", f"127.0.0.1:{port}", *own, *options)
 
     def nodes(self, port: int, number: int, *options: str) -> list[Command]:
         """Start nodes n1, n2, ... with the samples of `sample_shards`."""
@@ -191,7 +194,7 @@ class Commands:
         self, patch: str, arguments: Sequence[str], port: int, node: int, *options: str
     ) -> Command:
         program = [sys.executable, "-c", _PATCHED.format(patch=patch), *arguments]
-        own = ["--data", f"n{node}.npz", "--name", f"n{node}", *options]
+        own = ["--data", f"n{node}.npz", "--name", f"n{node}", "--seeded-batches", *options]
         return self.run("join", f"127.0.0.1:{port}", *own, program=program)
 
     def write(self, number: int) -> None:
@@ -305,7 +308,5 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def without_wall(rounds: Sequence[RoundRecord]) -> list[dict[str, Any]]:
     """Records without the wall-clock time, which depends on the machine."""
-    return [
-        {name: value for name, value in vars(record).items() if name != "wall"}
-        for record in rounds
-    ]
+    names = [each.name for each in fields(RoundRecord) if each.name != "wall"]
+    return [{name: getattr(record, name) for name in names} for record in rounds]

@@ -174,7 +174,10 @@ WRONG = [
     ),
     ([*RUN, "--dataset", "nan.npz"], r"nan\.npz: sample 7 is not finite"),
     ([*RUN, "--dataset", "broken.npz"], r"broken\.npz is not an \.npz file"),
-    ([*RUN, "--dataset", "empty"], r"empty has no \.csv or \.npz file"),
+    (
+        [*RUN, "--dataset", "empty"],
+        r"empty has no \.csv, \.tsv, \.parquet, \.feather, \.arrow or \.npz file",
+    ),
     (
         [*RUN, "--dataset", "good.csv", "--target", "price"],
         "has no column 'price'; it has a, b, y",
@@ -250,11 +253,11 @@ WRONG = [
             (["--privacy-unit", "sample"], "--privacy-unit needs a --privacy-limit"),
             (
                 ["--privacy-limit", "4", "--privacy-account", "file"],
-                "file is not a node's account of privacy",
+                "file is not an account of privacy",
             ),
             (
                 ["--privacy-limit", "4", "--privacy-account", "full"],
-                "full is not a node's account of privacy",
+                "full is not an account of privacy",
             ),
             (["--identity", "good.csv"], "good.csv is not a private key in PEM format"),
             (
@@ -306,7 +309,12 @@ WRONG = [
     (["show", "full"], "full is not the folder of a run"),
     (["show", "nowhere"], "nowhere is not the folder of a run"),
     (["explain", "full", "--round", "1"], "full is not the folder of a run"),
-    (["explain", "full"], "Missing option '--round'"),
+    (["explain", "full"], "full is not the folder of a run"),
+    (["compare", "full", "nowhere"], "full is not the folder of a run"),
+    (["predict", "full", "--data", "x.csv"], "--data; it is now called --dataset"),
+    ([*RUN, "--epochs", "3"], "No such option: --epochs; use --rounds and --tau"),
+    ([*RUN, "--lr", "3"], "No such option: --lr; use --step-size"),
+    (["explain", "full", "--ruond", "3"], r"did you mean --round\?"),
     (["evaluate", "full", "--dataset", "digits"], "full is not the folder of a run"),
 ]
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import HTTPCookieProcessor, build_opener, urlopen
 
 import pytest
 from playwright.sync_api import Browser
@@ -130,7 +130,7 @@ def test_real_run_is_shown_until_end(browser: Browser, tmp_path: Path) -> None:
         view.wait_until_drawn()
         before = int(view.page.locator(".run").get_attribute("data-rounds") or 0)
         view.until(f"Number(document.querySelector('.run').dataset.rounds) > {before}")
-        assert run.end(signal.SIGINT) == 0
+        assert run.end(signal.SIGINT) == 130
         view.until("document.querySelector('.run').dataset.state === 'interrupted'")
         rounds = int(view.page.locator(".run").get_attribute("data-rounds") or 0)
         assert rounds == len(records(tmp_path / "runs" / "live"))
@@ -159,7 +159,7 @@ def test_remote_nodes_and_their_absence(browser: Browser, tmp_path: Path) -> Non
         assert leaves.end(signal.SIGKILL) == -signal.SIGKILL
         view.until(f"{cells}[2].at(-1) === 'away'")
         assert view.page.evaluate(cells)[1][-1] != "away"
-        assert aggregator.end(signal.SIGINT) == 0
+        assert aggregator.end(signal.SIGINT) == 130
         assert stays.end() == 0
         view.until("document.querySelector('.run').dataset.state === 'interrupted'")
         assert_clean(view, where)
@@ -330,19 +330,17 @@ def test_ten_thousand_rounds_are_thinned(
         view.page.mouse.move(box["x"] + 0.52 * box["width"], box["y"] + 55, steps=4)
         view.page.mouse.up()
         # A zoomed chart has every round.
-        rounds_shown = "document.querySelector('[data-chart=loss]').data[0].customdata"
+        rounds_shown = "document.querySelector('[data-chart=loss]').data[0].rounds"
         every = "rounds.every((round, at) => at === 0 || round === rounds[at - 1] + 1)"
         view.until(f"((rounds) => rounds.length > 100 && {every})({rounds_shown})")
         made = records(runs / "long")
         rounds, losses = view.page.evaluate(
-            "(({customdata, y}) => [customdata, y])"
+            "(({rounds, y}) => [rounds, y])"
             "(document.querySelector('[data-chart=loss]').data[0])"
         )
         assert losses == [made[number - 1].loss for number in rounds]
         view.page.get_by_role("button", name="Whole run").click()
-        view.until(
-            "document.querySelector('[data-chart=loss]').data[0].customdata[0] === 1"
-        )
+        view.until("document.querySelector('[data-chart=loss]').data[0].rounds[0] === 1")
         assert_clean(view, address)
 
 
@@ -418,8 +416,10 @@ class TestCommand:
     def test_serves_until_it_is_interrupted(self, runs: Path) -> None:
         with commands(runs.parent) as start:
             page = start.run("dashboard", "runs", "--port", "0", "--no-open")
-            where = page.wait_for(r"http://127\.0\.0\.1:\d+/")[0]
-            with urlopen(f"{where}api/runs") as answer:
+            where = page.wait_for(r"(http://127\.0\.0\.1:\d+/)(\?token=\S+)")
+            with build_opener(HTTPCookieProcessor()).open(
+                f"{where[1]}api/runs{where[2]}"
+            ) as answer:
                 listed = json.load(answer)["runs"]
             assert {run["name"] for run in listed} >= {"tau-adaptive", "long"}
             assert page.end(signal.SIGINT) == 0
@@ -444,7 +444,7 @@ class TestCommand:
             assert TOKEN not in page.errors
             assert page.end(signal.SIGINT) == 0
 
-    @pytest.mark.parametrize("missing", ["starlette", "uvicorn", "plotly"])
+    @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
     def test_missing_extra_is_named(
         self, monkeypatch: pytest.MonkeyPatch, missing: str
     ) -> None:

@@ -39,7 +39,7 @@ class Site:
             *options,
         )
         shards = [(host, f"{host}/{nodes}") for host in range(1, nodes + 1)]
-        data = "--dataset", "digits", "--case", "2"
+        data = "--dataset", "digits", "--case", "2", "--seeded-batches"
         joined = [
             self._on(host, "join", self._address, *data, "--shard", shard)
             for host, shard in shards

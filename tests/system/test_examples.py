@@ -73,7 +73,9 @@ def test_numpy_arrays_on_eight_nodes() -> None:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_every_example_has_a_test(path: Path) -> None:
-    assert path.name in Path(__file__).read_text(encoding="utf-8")
+    tests = Path(__file__).parents[1]
+    files = (Path(__file__), tests / "models/torch/test_other_libraries.py")
+    assert any(path.name in file.read_text(encoding="utf-8") for file in files)
 
 
 @pytest.mark.slow
@@ -89,6 +91,7 @@ def test_real_nodes_example_over_tls(tmp_path: Path) -> None:
         "batch_size": 25,
         "step_size": 0.05,
         "compress": "none",
+        "validation": 0.0,  # measured costs decide which rounds validate
     }
     options = cli_options(**trained)
     real_nodes = EXAMPLES / "real_nodes"

@@ -84,6 +84,7 @@ def test_simulation_agrees(sites: Path) -> None:
         target="outcome",
         model="softmax",
         budget="time=200s",
+        costs="simulated",
         test_share=0,
         batch_size="full",
         validation=0,

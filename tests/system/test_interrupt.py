@@ -66,7 +66,7 @@ def test_interrupted_run_saves_its_results(tmp_path: Path, number: signal.Signal
     ) as process:
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, err) == (0, "")
+    assert (process.returncode, err) == (130, "")
     printed = json.loads(out)
     run = Run.open(tmp_path / "run")
     assert run.summary is not None
@@ -95,6 +95,6 @@ def test_output_shows_the_interruption(tmp_path: Path) -> None:
     with long_run(tmp_path) as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0
+    assert process.returncode == 130
     assert out.splitlines()[1].endswith("; interrupted")
     assert "Traceback" not in err

@@ -28,7 +28,10 @@ def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
             join_killed_at(start, port, node, what, when)
         others = [
             start.join(
-                port, "--data", f"n{node}.npz", "--secure-aggregation", name=f"n{node}"
+                port,
+                *("--data", f"n{node}.npz", "--secure-aggregation"),
+                *("--secure-threshold", "0.51"),
+                name=f"n{node}",
             )
             for node in (4, 5, 6)
         ]

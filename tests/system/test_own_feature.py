@@ -57,7 +57,8 @@ import sys
 import fedbudget
 {imports}
 try:
-    fedbudget.join(sys.argv[1], data=f"{{sys.argv[2]}}.npz", name=sys.argv[2])
+    own = {{"data": f"{{sys.argv[2]}}.npz", "seeded_batches": True}}
+    fedbudget.join(sys.argv[1], name=sys.argv[2], **own)
 except fedbudget.FedbudgetError as error:
     sys.exit(f"refused: {{error}}")
 """

@@ -39,10 +39,10 @@ def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
         ):
             join_killed_at(start, port, node, what, when)
         limited = ("--privacy-limit", "6.5", "--privacy-account", str(account))
-        masked = "--secure-aggregation"
-        others = [start.join(port, "--data", "n4.npz", masked, *limited, name="n4")]
+        masked = ("--secure-aggregation", "--secure-threshold", "0.51")
+        others = [start.join(port, "--data", "n4.npz", *masked, *limited, name="n4")]
         others += [
-            start.join(port, "--data", f"n{node}.npz", masked, name=f"n{node}")
+            start.join(port, "--data", f"n{node}.npz", *masked, name=f"n{node}")
             for node in (5, 6)
         ]
         assert aggregator.end() == 0

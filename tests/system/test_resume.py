@@ -105,6 +105,14 @@ def killed_append(writer, record):
     if phase == "record written" and record.round == when:
         die()
 
+close = AggregatorServer.close
+
+def killed_close(server, farewell):
+    close(server, farewell)
+    if phase == "nodes have left":
+        die()
+
+AggregatorServer.close = killed_close
 servers = []
 opened = AggregatorServer.open
 AggregatorServer.open = lambda server: servers.append(server) or opened(server)
@@ -233,6 +241,20 @@ def test_killed_once(
     )
 
 
+def test_killed_after_nodes_have_left(tmp_path: Path) -> None:
+    """The result is complete before the nodes hear that the run is over."""
+    run = tmp_path / "run"
+    with commands(tmp_path) as start:
+        aggregator = crash(
+            start, "nodes have left", 0, "--nodes", "2", "--out", "run", *OPTIONS
+        )
+        nodes = start.nodes(aggregator.port, 2)
+        assert aggregator.end() == -signal.SIGKILL
+        assert [node.end() for node in nodes] == [0, 0]
+    assert_same_run(run, undisturbed())
+    assert "the run has finished" in refused(run)
+
+
 def test_killed_while_nodes_compute(tmp_path: Path) -> None:
     """The nodes reconnect and keep their state."""
     with commands(tmp_path) as start:
@@ -260,7 +282,7 @@ def test_stopped_run_keeps_settings_and_costs(tmp_path: Path) -> None:
         port = aggregator.port
         (node,) = start.nodes(port, 1)
         aggregator.wait_until(lambda: len(records(run)) >= 5)
-        assert (aggregator.end(signal.SIGTERM), node.end()) == (0, 0)
+        assert (aggregator.end(signal.SIGTERM), node.end()) == (130, 0)
         before, first = records(run), summary(run)
         assert (first["status"], first["stopped_by"]) == ("interrupted", "interrupted")
         # The cost of the unfinished round is in the summary but in no record.
@@ -281,7 +303,7 @@ def test_stopped_run_keeps_settings_and_costs(tmp_path: Path) -> None:
         (node,) = start.nodes(port, 1)
         aggregator.wait_until(lambda: len(records(run)) >= len(before) + 5)
         assert Run.open(run).summary is None  # while the run continues
-        assert (aggregator.end(signal.SIGINT), node.end()) == (0, 0)
+        assert (aggregator.end(signal.SIGINT), node.end()) == (130, 0)
     after = records(run)
     assert after[: len(before)] == before
     assert [record.round for record in after] == list(range(1, len(after) + 1))

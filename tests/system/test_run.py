@@ -178,7 +178,7 @@ class TestShow:
         out, _ = fedbudget("show first --all", capsys)
         for number in range(1, len(rounds_of(run)) + 1):
             assert re.search(rf"^ *{number} ", out, re.MULTILINE)
-        assert f"loss: {printed['loss']}" in out
+        assert f"loss: {printed['loss']:.4g}" in out
         assert f"stopped by: {printed['stopped_by']}" in out
         assert (run / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -220,7 +220,10 @@ class TestExplain:
                 fedbudget(f"explain first --round {record['round']} --json", capsys)[0]
             )
             assert (found["tau"], found["reason"]) == (record["tau"], record["reason"])
-            assert min(found["curve"], key=lambda point: point["G"])["tau"] == record["tau"]
+            assert (
+                min(found["curve"], key=lambda point: point["value"])["tau"]
+                == record["tau"]
+            )
 
     def test_chart_marks_the_chosen_tau(
         self, run: Path, capsys: pytest.CaptureFixture[str]
@@ -301,7 +304,7 @@ def test_folder_becomes_one_node_per_file(
     out, _ = fedbudget(
         f"run --dataset {tmp_path} --budget time=2s --out {tmp_path}/run --json", capsys
     )
-    assert json.loads(out)["stopped_by"] == "time"
+    assert json.loads(out)["stopped_by"] in ("time", "validation")
     config = (tmp_path / "run" / "config.toml").read_text().splitlines()
     assert "nodes = 3" in config
     assert 'partition = "files"' in config
@@ -315,6 +318,7 @@ def test_run_without_out_creates_a_folder(
     (run,) = (tmp_path / "runs").iterdir()
     assert f"run: runs/{run.name}" in out.splitlines()
     assert err.startswith(
-        "softmax on digits, 5 nodes, case:1, adaptive τ, accelerated; budget time=1s\n"
+        "softmax on digits, 5 nodes, case:1, adaptive τ, accelerated; "
+        "budget time=1s (simulated)\n"
     )
     assert json.loads((run / "summary.json").read_text())["run"] == f"runs/{run.name}"

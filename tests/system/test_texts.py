@@ -81,6 +81,7 @@ TRAINED: dict[str, Any] = {
     "step_size": 0.5,
     "batch_size": 20,
     "compress": "none",
+    "validation": 0.0,  # measured costs decide which rounds validate
 }
 OPTIONS = cli_options(**TRAINED)
 

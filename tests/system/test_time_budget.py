@@ -12,7 +12,10 @@ from support.processes import cli_options, commands, records, summary
     "method", ["frugal", pytest.param("fixed", marks=pytest.mark.slow)]
 )
 def test_node_hangs_near_the_end(tmp_path: Path, method: str) -> None:
-    """The round closes without the node, early enough to evaluate the last w."""
+    """The round closes without the node, early enough to evaluate the last w.
+
+    `test_suspended_node_receives_farewell` checks what a node reads after it wakes up.
+    """
     run, options = tmp_path / "run", ["--tau", "5"] if method == "fixed" else []
     with commands(tmp_path) as start:
         start.write(3)
@@ -32,8 +35,7 @@ def test_node_hangs_near_the_end(tmp_path: Path, method: str) -> None:
         hangs.send(signal.SIGSTOP)
         assert aggregator.end() == 0
         assert [node.end() for node in stay] == [0, 0]
-        assert hangs.end(signal.SIGCONT) == 0  # it receives the farewell
-        assert "n3: the run is over; took part in" in hangs.errors.splitlines()[-1]
+        hangs.end(signal.SIGKILL)
     found, rounds = summary(run), records(run)
     assert found["stopped_by"] == "time"
     assert found["overshoot"]["time"] == 0

@@ -62,7 +62,7 @@ def test_rounds_are_steps(folder: Path, events: Any) -> None:
     ]
     assert len(lines) == ROUNDS + 1
     expected = {
-        name: [(line["round"], line[name]) for line in lines if line[name] is not None]
+        name: [(line["round"], line[name]) for line in lines if line.get(name) is not None]
         for name in _PLAIN
     }
     expected |= {
@@ -86,7 +86,17 @@ def test_rounds_are_steps(folder: Path, events: Any) -> None:
         assert values == [(step, float32(value)) for step, value in points], tag
 
 
-_PLAIN = ("loss", "best_loss", "accuracy", "rho", "beta", "delta", "nodes")
+_PLAIN = (
+    "loss",
+    "best_loss",
+    "validation",
+    "validation_best",
+    "accuracy",
+    "rho",
+    "beta",
+    "delta",
+    "nodes",
+)
 
 
 def test_summary_and_settings(folder: Path, events: Any) -> None:
@@ -157,7 +167,10 @@ def test_command_line_trackers(tmp_path: Path, capsys: pytest.CaptureFixture[str
     command = f"run --rounds 3 --budget time=1000s --out {out} --json --track".split()
     refused, _, err = run_command(capsys, *command, "sundial")
     assert (refused, (tmp_path / "run").exists()) == (2, False)
-    assert err == "fedbudget: unknown tracker 'sundial'; known are mlflow, tensorboard\n"
+    assert (
+        err
+        == "fedbudget: unknown tracker 'sundial'; known are mlflow, tensorboard, wandb\n"
+    )
     done, printed, _ = run_command(capsys, *command, "tensorboard")
     assert done == 0
     assert json.loads(printed)["aggregations"] == 3

@@ -56,7 +56,11 @@ def test_metrics_of_a_round() -> None:
 
 def test_metrics_of_an_evaluated_round() -> None:
     evaluated = replace(
-        RECORD, metrics={"f1": 0.8, "own": math.nan}, spread={"nodes": 4, "worst": 0.5}
+        RECORD,
+        metrics={"f1": 0.8, "own": math.nan},
+        spread={"nodes": 4, "worst": 0.5},
+        validation=0.7,
+        validation_best=0.6,
     )
     values = round_metrics(evaluated)
     assert {
@@ -64,6 +68,8 @@ def test_metrics_of_an_evaluated_round() -> None:
     } == {
         "test/f1": 0.8,
         "nodes/worst": 0.5,
+        "validation": 0.7,
+        "validation_best": 0.6,
     }
 
 
@@ -136,9 +142,9 @@ def test_trackers_by_name() -> None:
     trackers = make_trackers(["tensorboard", "mlflow", "tensorboard"])
     assert [tracker.name for tracker in trackers] == ["tensorboard", "mlflow"]
     with pytest.raises(
-        UserError, match="unknown tracker 'wandb'; known are mlflow, tensorboard"
+        UserError, match="unknown tracker 'comet'; known are mlflow, tensorboard, wandb"
     ):
-        make_trackers(["mlflow", "wandb"])
+        make_trackers(["mlflow", "comet"])
 
 
 @pytest.mark.parametrize(

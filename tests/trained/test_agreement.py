@@ -36,6 +36,15 @@ class Net(nn.Module):
     def forward(self, x):
         return self.layers(x)
 """
+SCHEMA = """
+[target]
+name = "price"
+range = [-20000, 20000]
+[columns]
+size = { range = [999998, 1000002] }
+kind = { categories = ["house", "flat"] }
+"""
+"""Some sizes are outside, and huts are not listed."""
 DIGITS = load_digits()
 X, Y = DIGITS.data[1437:], DIGITS.target[1437:]
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
@@ -105,6 +114,7 @@ CASES = [
     Case("net.py:Net", {**ON_DIGITS, "rounds": 2, "train_samples": 300}, cross_entropy),
     Case("default", ON_HOMES, squared_error),
     Case("mlp", ON_HOMES, squared_error),
+    Case("linear", {**ON_HOMES, "schema": "homes.toml"}, squared_error),
 ]
 
 
@@ -116,14 +126,18 @@ def test_exports_agree_with_evaluate(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
+    Path("homes.toml").write_text(SCHEMA)
     for seed, name in enumerate(("homes.csv", "new.csv")):
         write_homes(Path(name), seed)
     result = fedbudget.train(
         model=None if case.name == "default" else case.name, out="run", **case.options
     )
     tables = case.options["dataset"] == "homes.csv"
-    evaluated = evaluate(Run.open(Path("run")), "new.csv" if tables else "digits")
-    loaded = fedbudget.load("run")
+    own = case.name if case.name.startswith("net.py") else None
+    evaluated = evaluate(
+        Run.open(Path("run")), "new.csv" if tables else "digits", model=own
+    )
+    loaded = fedbudget.load("run", model=own)
     x: Any = new_columns() if tables else X
     outputs = loaded.outputs(x).astype(np.float64)
     values = loaded.predict(x)[:, None] if tables else outputs
@@ -188,7 +202,11 @@ def encoded(model: fedbudget.TrainedModel) -> Float64:
         f"kind={name}": (kinds == name).astype(np.float64)
         for name in ("flat", "house", "hut")
     }
-    by_name = {"size": np.array(columns["size"]), **one_hot}
+    sizes = np.array(columns["size"])
+    if "kind=(other)" in model.feature_names:
+        sizes = sizes.clip(999998, 1000002)
+        one_hot["kind=(other)"] = one_hot.pop("kind=hut")
+    by_name = {"size": sizes, **one_hot}
     return np.column_stack([by_name[name] for name in model.feature_names])
 
 

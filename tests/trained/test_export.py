@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import fedbudget
 from fedbudget.errors import UserError
@@ -67,6 +70,24 @@ def test_local_statistics_are_rejected(tmp_path: Path) -> None:
     message = "normalizes by the statistics of a node's own samples"
     with pytest.raises(UserError, match=message):
         fedbudget.export(model, "onnx", tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, DataLoader], ids=["set", "loader"])
+def test_tensor_dataset_has_a_shape(wrap: Any, tmp_path: Path) -> None:
+    data = wrap(TensorDataset(torch.tensor(X), torch.tensor(Y)))
+    path = tmp_path / "m.onnx"
+    model = trained(nn.Linear(3, 2), data)
+    fedbudget.export(model, "onnx", path)
+    session = onnxruntime.InferenceSession(path)
+    (labels, *_) = session.run(None, {session.get_inputs()[0].name: X})
+    np.testing.assert_array_equal(labels.ravel(), model.predict(X))
+
+
+def test_pairs_with_targets_are_no_features() -> None:
+    data = TensorDataset(torch.tensor(X), torch.tensor(Y))
+    model = trained(nn.Linear(3, 2), data)
+    with pytest.raises(UserError, match="pass the features alone, without targets"):
+        model.predict(data)
 
 
 def test_samples_without_shape_are_rejected(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ class TestLoad:
             out=tmp_path / "run",
             **SHORT,
         )
-        message = "that was passed from Python, own-linear: pass it again, as model"
+        message = "has a custom model, own-linear. .* pass it again, as model"
         with pytest.raises(UserError, match=message):
             fedbudget.load(tmp_path / "run")
         expected = fedbudget.load(tmp_path / "run", model=nn.Linear(2, 2)).outputs(x)

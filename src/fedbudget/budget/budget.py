@@ -85,6 +85,15 @@ class Budget:
             limits[name] = amount + (limits[name] if added else 0.0)
         return Budget(limits, self.delta)
 
+    def part(self, share: float) -> "Budget":
+        """Return a share of every limit.
+
+        >>> dict(Budget({"time": 20.0}).part(0.5).limits)
+        {'time': 10.0}
+        """
+        limits = {name: share * limit for name, limit in self.limits.items()}
+        return Budget(limits, self.delta)
+
     @property
     def texts(self) -> tuple[str, ...]:
         """Texts from which `parse` restores the limits, to the bit."""
@@ -298,11 +307,6 @@ class Ledger:
         scarcest = int((whole / self.budget.array).argmax())
         step = float(mean.step[scarcest])
         return float(whole[scarcest]) / step if step > 0 else math.inf
-
-    def with_share(self, share: float) -> "Ledger":
-        """Return the ledger with a share of every limit, to plan an earlier end."""
-        limits = {name: share * limit for name, limit in self.budget.limits.items()}
-        return replace(self, budget=replace(self.budget, limits=limits))
 
     def nearest_limit(self, amount: Float64) -> str:
         """Return the resource nearest to its limit after another amount [M]."""

@@ -11,6 +11,7 @@ Add a controller as one more class, here or in your own program.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -85,14 +86,23 @@ class ControlInputs:
 
 
 class Controller(Protocol):
-    """Chooses τ before every round."""
+    """Chooses τ before every round.
+
+    The budget may shorten a round. At the end of a run it may also lengthen rounds, up to
+    the attribute `tau_max` of the controller; never, if it has none.
+    """
 
     @property
     def estimates(self) -> bool:
         """Whether nodes must estimate ρ, β and δ."""
 
     def first(self) -> Decision:
-        """Return the decision before the first round."""
+        """Return the decision for round 1.
+
+        With `Reason.START` it is only a starting point, and `next` chooses τ of round 1
+        from the costs of a trial round. A search for the step size begins with rounds of
+        one update instead.
+        """
 
     def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
         """Choose τ of the coming round.
@@ -226,14 +236,14 @@ class BalancedTau:
         return Decision(1, Reason.START)
 
     def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
-        search = np.arange(1, self.tau_max + 1)
-        shares = (np.outer(search, inputs.c) + inputs.b) / inputs.budget
+        search = self.search_range
+        shares = self._shares(inputs)
         cost = shares.max(axis=1)
         binding = int(shares[0].argmax())
         c = inputs.c[binding]
         b = inputs.b[binding]
 
-        wanted = int(np.argmin(cost * (1 / search + 1 / self.worth))) + 1
+        wanted = int(np.argmin(self._curve(cost))) + 1
         cheap = int((10 * search * c <= b).sum())
         fit = max(1, cheap, int((cost * self.rounds <= 1).sum()))
         even = int(min(b / c, self.tau_max)) if c > 0 else self.tau_max
@@ -241,3 +251,30 @@ class BalancedTau:
 
         tau = max(1, min(wanted, fit, reach))
         return Decision(tau, Reason.BALANCE if tau == wanted else Reason.LENGTH)
+
+    @property
+    def search_range(self) -> Int64:
+        """The candidates 1..τ_max."""
+        return _search(self.tau_max, self.worth)[0]
+
+    def curve(self, inputs: ControlInputs) -> Float64:
+        """Return the share of the budget that one effective update costs, by τ."""
+        return self._curve(self._shares(inputs).max(axis=1))
+
+    def _curve(self, cost: Float64) -> Float64:
+        return np.asarray(cost * _search(self.tau_max, self.worth)[1])
+
+    def _shares(self, inputs: ControlInputs) -> Float64:
+        """Return the share of each limit that a round costs, [τ, M]."""
+        costs = self.search_range[:, None] * inputs.c + inputs.b
+        return np.asarray(costs / inputs.budget)
+
+
+@lru_cache(4)
+def _search(tau_max: int, worth: float) -> tuple[Int64, Float64]:
+    """Return all τ, and the inverse of what τ updates in a row are worth; read-only."""
+    search = np.arange(1, tau_max + 1)
+    inverse = 1 / search + 1 / worth
+    search.setflags(write=False)
+    inverse.setflags(write=False)
+    return search, inverse

@@ -29,7 +29,7 @@ evaluated. It exceeds the budget in about half of all runs.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -105,10 +105,11 @@ class CarefulSpending:
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
         """Return the coming round, with the chosen τ or the τ that fits."""
-        if not ledger.fits(self.reserve(ledger, 1)):
-            return Plan(None, stopped_by=ledger.nearest_limit(self.reserve(ledger, 1)))
         tau = decision.tau
         if not ledger.fits(self.reserve(ledger, tau)):
+            shortest = self.reserve(ledger, 1)
+            if not ledger.fits(shortest):
+                return Plan(None, stopped_by=ledger.nearest_limit(shortest))
             tau = self._most(ledger, tau)
             nearest = ledger.nearest_limit(self.reserve(ledger, tau))
             return Plan(Decision(tau, Reason.BUDGET), stopped_by=nearest)
@@ -268,6 +269,45 @@ def progress(ledger: Ledger, rule: SpendingRule) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(for_rounds > 0, ledger.spent / for_rounds, 1.0)
     return float(min(1.0, shares.max()))
+
+
+class Plans:
+    """Ledgers to plan with: a run may end before its budget is spent.
+
+    The last results are kept, because a round needs them several times.
+
+    Args:
+      rule: the spending rule.
+    """
+
+    def __init__(self, rule: SpendingRule) -> None:
+        self._rule = rule
+        self._budget: tuple[Budget, float, Budget] | None = None
+        self._ledger: tuple[Ledger, float, Ledger] | None = None
+        self._progress: tuple[Ledger, float] | None = None
+
+    def ledger(self, ledger: Ledger, ends: float) -> Ledger:
+        """Return the ledger with the share `ends` of its budget."""
+        if ends == 1:
+            return ledger
+        last = self._ledger
+        if last is not None and last[0] is ledger and last[1] == ends:
+            return last[2]
+        whole = ledger.budget
+        budget = self._budget
+        if budget is None or budget[0] is not whole or budget[1] != ends:
+            budget = whole, ends, whole.part(ends)
+        planned = replace(ledger, budget=budget[2])
+        self._budget = budget
+        self._ledger = ledger, ends, planned
+        return planned
+
+    def progress(self, ledger: Ledger, ends: float) -> float:
+        """Return the spent share of the budget for rounds; see `progress`."""
+        planned = self.ledger(ledger, ends)
+        if self._progress is None or self._progress[0] is not planned:
+            self._progress = planned, progress(planned, self._rule)
+        return self._progress[1]
 
 
 def _mean(costs: Costs, taus: tuple[int, ...]) -> Float64:

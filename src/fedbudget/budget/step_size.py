@@ -195,7 +195,7 @@ class AutoStep:
             state = replace(
                 state, steady=min(wanted, most), settled=state.settled or wanted <= most
             )
-        return _fallen(state, inputs.spent, self.fall)
+        return _fallen(state, state.steady, inputs.spent, self.fall)
 
     def recover(self, state: AutoStepState, inputs: StepSizeInputs) -> AutoStepState:
         state = _with_beta(state, inputs.beta)
@@ -203,8 +203,8 @@ class AutoStep:
         kappa = state.kappa / 2
         if inputs.beta is not None:
             steady = min(steady, kappa / _upper(state, inputs.beta))
-        state = replace(state, steady=steady, kappa=kappa)
-        return _fallen(state, inputs.spent, self.fall)
+        state = replace(state, kappa=kappa)
+        return _fallen(state, steady, inputs.spent, self.fall)
 
 
 @dataclass(frozen=True)
@@ -304,32 +304,31 @@ class SearchedStep:
             if beta is None:
                 return state
             mean = inputs.mean_beta or beta
-            searched = replace(state, level=math.log(mean), steady=1 / mean, least=1 / beta)
-            return self._falling(searched, inputs)
+            searched = replace(state, level=math.log(mean), least=1 / beta)
+            return self._falling(searched, 1 / mean, inputs)
         state = _with_beta(state, beta)
+        steady = state.steady
         if beta is not None:
             most = self.growth * state.steady if inputs.improved else state.steady
             assert state.level is not None
             least = min(state.least, 2 / math.exp(state.level))
             wanted = min(state.kappa / _upper(state, beta), most)
-            state = replace(state, steady=max(least, wanted))
-        return self._falling(state, inputs)
+            steady = max(least, wanted)
+        return self._falling(state, steady, inputs)
 
     def recover(
         self, state: SearchedStepState, inputs: StepSizeInputs
     ) -> SearchedStepState:
         state = _with_beta(state, _between(inputs))
-        state = replace(
-            state, steady=state.steady / 2, least=0.7 * state.least, kappa=0.7 * state.kappa
-        )
-        return self._falling(state, inputs)
+        state = replace(state, least=0.7 * state.least, kappa=0.7 * state.kappa)
+        return self._falling(state, state.steady / 2, inputs)
 
     def _falling(
-        self, state: SearchedStepState, inputs: StepSizeInputs
+        self, state: SearchedStepState, steady: float, inputs: StepSizeInputs
     ) -> SearchedStepState:
         """Set η for the middle of the coming round, if that costs as much as the last."""
         middle = min(1.0, inputs.spent + inputs.round_share / 2)
-        return _fallen(state, middle, self.fall)
+        return _fallen(state, steady, middle, self.fall)
 
 
 def _fall_factor(spent: float, fall: float) -> float:
@@ -341,9 +340,9 @@ def _fall_factor(spent: float, fall: float) -> float:
 _S = TypeVar("_S", bound=AutoStepState)
 
 
-def _fallen(state: _S, spent: float, fall: float) -> _S:
-    """Set η, with its fall at the end of the budget."""
-    return replace(state, eta=state.steady * _fall_factor(spent, fall))
+def _fallen(state: _S, steady: float, spent: float, fall: float) -> _S:
+    """Set η, with and without its fall at the end of the budget."""
+    return replace(state, steady=steady, eta=steady * _fall_factor(spent, fall))
 
 
 def _with_beta(state: _S, beta: float | None) -> _S:

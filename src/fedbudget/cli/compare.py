@@ -1,4 +1,4 @@
-"""`fedbudget compare`: adaptive τ against fixed τ, or against tuned published methods."""
+"""`fedbudget compare`: runs, adaptive τ with fixed τ, or with published methods."""
 
 import json
 import sys
@@ -7,9 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbudget.cli.console import decimals, print_table
-from fedbudget.cli.options import JOBS, Given, OutputOptions, command, settings_from
+from fedbudget.cli.console import decimals, loss_text, print_table
+from fedbudget.cli.options import (
+    JOBS,
+    Given,
+    OutputOptions,
+    command,
+    run_folders,
+    settings_from,
+)
 from fedbudget.cli.sweep import SWEEPS, interrupted, sweep_progress
+from fedbudget.errors import flag
 from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.option import Count, option
 from fedbudget.settings.settings import Settings
@@ -25,6 +33,12 @@ TAUS = (1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100)
 @command
 def compare(
     *,
+    runs: tuple[Path, ...] = option(
+        (),
+        "Folders of runs to compare, instead of making new ones.",
+        argument=True,
+        values=run_folders,
+    ),
     given: Given,
     cases: tuple[int, ...] | None = option(
         None,
@@ -46,7 +60,10 @@ def compare(
     jobs: int | None = JOBS,
     output: OutputOptions,
 ) -> None:
-    """Compare adaptive τ with fixed τ, or with tuned rivals.
+    """Compare runs, or adaptive τ with fixed τ, or with tuned rivals.
+
+    With folders of runs, the command prints their figures and the settings in which they
+    differ. Without, it makes new runs.
 
     The regret is the cost of not knowing the best fixed τ: 0 equals the best fixed τ, 1
     equals the worst, and below 0 is better than any. Runs with a fixed τ use plain
@@ -62,6 +79,8 @@ def compare(
 
     Examples:
 
+      fedbudget compare runs/first runs/second
+
       fedbudget compare --cases 1,2 --taus 1,10,100 --seeds 3
 
       fedbudget compare --task svm-sgd-mnist --data-dir ~/data --method paper
@@ -72,6 +91,9 @@ def compare(
 
       fedbudget compare --rivals --quick --model softmax --cases 1,2 --jobs 4
     """
+    if runs:
+        _compare_runs(runs, json_only=output.json)
+        return
     settings = settings_from(given, "compare")
     own = {name: given[name] for name in ("partition", "quick", "jobs", "out")}
     require_compatible(settings, engine="in-process", rivals=rivals, cases=cases, **own)
@@ -97,6 +119,52 @@ def compare(
         print(json.dumps({"cases": [case.to_json() for case in comparisons]}))
     else:
         _print_cases(comparisons, seeds, settings.method)
+
+
+def _compare_runs(paths: Sequence[Path], *, json_only: bool) -> None:
+    """Print the figures of runs, and the settings in which they differ."""
+    from fedbudget.runs.folder import Run
+    from fedbudget.runs.overview import figures
+
+    opened = [Run.open(path) for path in paths]
+    shown = [figures(path) for path in paths]
+    everything = [vars(run.settings) for run in opened]
+    different = {
+        name: [values[name] for values in everything]
+        for name in everything[0]
+        if any(values[name] != everything[0][name] for values in everything)
+    }
+    if json_only:
+        runs = [{"run": str(path), **each} for path, each in zip(paths, shown, strict=True)]
+        print(json.dumps({"runs": runs, "different": different}, default=str))
+        return
+    rows: dict[str, list[str]] = {
+        "state": [each["status"] or "unfinished" for each in shown],
+        "loss": [loss_text(each["loss"]) for each in shown],
+        "validation loss": [
+            loss_text((run.summary or {}).get("validation_loss")) for run in opened
+        ],
+        "accuracy": [decimals(each["accuracy"]) for each in shown],
+        "rounds": [str(each["rounds"]) for each in shown],
+    }
+    for name in dict.fromkeys(part["name"] for each in shown for part in each["spent"]):
+        amounts = [{part["name"]: part for part in each["spent"]} for each in shown]
+        rows[f"{name} spent"] = [
+            each[name]["text"] if name in each else "" for each in amounts
+        ]
+    rows["stopped by"] = [each["stopped_by"] or "" for each in shown]
+    for name, values in different.items():
+        rows[flag(name)] = [_setting_text(value) for value in values]
+    kept = [[name, *texts] for name, texts in rows.items() if any(texts)]
+    print_table(["", *(path.name for path in paths)], kept, left=("",), overflow="fold")
+
+
+def _setting_text(value: object) -> str:
+    if value is None:
+        return "default"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _compare_rivals(
@@ -159,13 +227,15 @@ def _print_rivals(comparison: "RivalComparison", budget: str, seeds: int) -> Non
             each.tuned_to,
         )
         rows.append(row)
-    print_table(headings, rows, left=("method", "tuned in hindsight to"))
+    left = ("method", "tuned in hindsight to")
+    print_table(headings, rows, spare=("runs to tune",), left=left)
     print(f"ratio: loss divided by the loss of {comparison.own.name}; above 1 is worse")
 
 
 def _print_cases(comparisons: "list[CaseComparison]", seeds: int, method: str) -> None:
+    runs = f"mean of {seeds} runs" if seeds > 1 else "one run"
     print(
-        f"loss at the end of the budget, mean of {seeds} runs; "
+        f"loss at the end of the budget, {runs}; "
         f"adaptive: method {method}, fixed: plain averaging"
     )
     rows = []

@@ -1,10 +1,13 @@
 """`fedbudget dashboard`, and the page of a run with `--dashboard`."""
 
+import html
+import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fedbudget.cli.options import command
 from fedbudget.errors import UserError
@@ -33,8 +36,8 @@ def dashboard(
 ) -> None:
     """Show runs in a web page, also while they are running.
 
-    The page is read-only and loads nothing from other servers. Only this machine can open
-    it, unless you set --host.
+    The page is read-only and loads nothing from other servers. The printed address has a
+    key, without which other users of this machine cannot open it.
 
     Examples:
 
@@ -48,16 +51,31 @@ def dashboard(
 
     from fedbudget.dashboard.app import Dashboard
 
-    page = Dashboard(runs, host=host, port=port, token=_token(host, token_file))
-    hint = "/?token=TOKEN the first time; " if page.needs_token else ""
-    print(f"{page.address()}  ({hint}Ctrl-C to stop)", file=sys.stderr, flush=True)
+    token = _token(host, token_file)
+    page = Dashboard(runs, host=host, port=port, token=token or secrets.token_urlsafe(24))
+    hint = "/?token=TOKEN the first time; " if token is not None else ""
+    address = page.address(key=token is None)
+    print(f"{address}  ({hint}Ctrl-C to stop)", file=sys.stderr, flush=True)
     if open is None:
-        open = sys.stderr.isatty() and not page.needs_token
-    if open:
-        import webbrowser
+        open = sys.stderr.isatty() and token is None
+    with _opened(page.address(key=True)) if open else nullcontext():
+        page.serve()
 
-        webbrowser.open(page.address())
-    page.serve()
+
+@contextmanager
+def _opened(address: str) -> Iterator[None]:
+    """Open a page in a browser by a private file.
+
+    Every user of this machine can read command lines, also that of a starting browser.
+    """
+    import webbrowser
+
+    with TemporaryDirectory(prefix="fedbudget-") as folder:  # only this user can read it
+        file = Path(folder, "open.html")
+        link = html.escape(address)
+        file.write_text(f'<meta http-equiv="refresh" content="0; url={link}">\n')
+        webbrowser.open(file.as_uri())
+        yield
 
 
 @contextmanager
@@ -77,18 +95,18 @@ def run_dashboard(folder: Path, *, wanted: bool) -> Iterator[None]:
 
     folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    page = Dashboard(folder.parent)
-    print(f"dashboard: {page.address(folder.name)}", file=sys.stderr, flush=True)
+    page = Dashboard(folder.parent, token=secrets.token_urlsafe(24))
+    address = page.address(folder.name, key=True)
+    print(f"dashboard: {address}", file=sys.stderr, flush=True)
     with page.in_background():
         yield
 
 
 def require_dashboard() -> None:
     """Raise a UserError if a package of the dashboard is not installed."""
-    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "plotly")):
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise UserError(
-            "this needs a web server and plotly; install them with: "
-            "pip install 'fedbudget[dashboard]'"
+            "this needs a web server; install it with: pip install 'fedbudget[dashboard]'"
         )
 
 

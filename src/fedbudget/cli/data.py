@@ -1,4 +1,4 @@
-"""`fedbudget data`: list, fetch and check the published datasets."""
+"""`fedbudget describe`, and `fedbudget data` for published datasets and schemas."""
 
 import json
 import sys
@@ -10,22 +10,31 @@ from typing import Any
 import typer
 
 from fedbudget.cli.console import print_table
-from fedbudget.cli.options import OutputOptions, command
-from fedbudget.settings.option import REQUIRED, choices_text, option
-from fedbudget.settings.settings import DATASETS, SMALL_DATASETS
+from fedbudget.cli.options import Given, OutputOptions, command, settings_from
+from fedbudget.errors import UserError
+from fedbudget.settings.option import REQUIRED, choices_text, option, paths_from
+from fedbudget.settings.settings import DATASETS, NATURAL_DATASETS, SMALL_DATASETS
 
-app = typer.Typer(help="List, fetch and check the published datasets.")
+app = typer.Typer(help="Published datasets, and schemas of tables.")
 
-_EMBEDDED, *_FETCHED = [name for name in DATASETS if name not in SMALL_DATASETS]
-_EMBEDDED_DATASET: dict[str, Any] = {
-    "name": _EMBEDDED,
-    "title": "handwritten digits, 8x8",
-    "samples": 1797,
-    "where": "embedded",
-    "complete": True,
-    "files": {},
+_EMBEDDED: dict[str, dict[str, Any]] = {
+    name: {
+        "name": name,
+        "title": title,
+        "samples": samples,
+        "licence": "CC BY 4.0",
+        "where": "embedded",
+        "complete": True,
+        "files": {},
+    }
+    for name, title, samples in (
+        ("digits", "handwritten digits, 8x8", 1797),
+        ("heart-disease", "heart disease at 4 hospitals", 920),
+    )
 }
+_FETCHED = [name for name in DATASETS if name not in (*SMALL_DATASETS, *_EMBEDDED)]
 _NAME: str = option(REQUIRED, f"{choices_text(_FETCHED)}.", argument=True, values=_FETCHED)
+_TABLES = [name for name in NATURAL_DATASETS if name not in ("shakespeare", "omniglot")]
 _DATA_DIR: Path | None = option(
     None, "The folder of datasets.", shown="FEDBUDGET_DATA, or the cache folder"
 )
@@ -53,7 +62,7 @@ def list_datasets(*, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -
     """
     from fedbudget.data.published import PUBLISHED
 
-    datasets = [_EMBEDDED_DATASET]
+    datasets = list(_EMBEDDED.values())
     datasets += [_described(name, data_dir, contents=False) for name in PUBLISHED]
     if output.json:
         print(json.dumps({"datasets": datasets}))
@@ -80,10 +89,13 @@ def get(*, name: str = _NAME, data_dir: Path | None = _DATA_DIR) -> None:
 
       fedbudget data get mnist
 
+      fedbudget data get beijing-air
+
       fedbudget data get cifar-10 --data-dir ~/datasets
     """
-    if name == _EMBEDDED:
+    if name in _EMBEDDED:
         print(f"{name} is embedded; there is nothing to fetch")
+        print(f"licence: {_EMBEDDED[name]['licence']}")
         return
 
     from fedbudget.cli.fetching import download_progress
@@ -93,6 +105,7 @@ def get(*, name: str = _NAME, data_dir: Path | None = _DATA_DIR) -> None:
     with download_progress() as progress:
         paths = published.get(name, folder, progress)
     print(f"{name} is in {published.container(paths)}")
+    print(f"licence: {published.dataset_named(name).licence}")
 
 
 @app.command()
@@ -108,9 +121,9 @@ def check(
 
       fedbudget data check cifar-10 --data-dir ~/datasets --json
     """
-    if name == _EMBEDDED:
+    if name in _EMBEDDED:
         if output.json:
-            print(json.dumps(_EMBEDDED_DATASET))
+            print(json.dumps(_EMBEDDED[name]))
         else:
             print(f"{name} is embedded; there is nothing to check")
         return
@@ -121,6 +134,107 @@ def check(
     else:
         _print(described, data_dir)
     raise typer.Exit(0 if described["complete"] else 1)
+
+
+@app.command()
+@command
+def schema(
+    *,
+    table: Path = option(REQUIRED, "A .csv, or a folder of them.", argument=True),
+    given: Given,
+) -> None:
+    """Draft a public schema from a local or public table, for --schema.
+
+    A private run takes ranges, categories and classes from a schema, and none from data.
+    The draft contains those of TABLE: review each line before you use it. It is printed.
+
+    Examples:
+
+      fedbudget data schema sample.csv --target outcome --drop id > schema.toml
+
+      fedbudget run --dataset own.csv --schema schema.toml --budget privacy=4
+    """
+    from fedbudget.data.schema import draft_of
+
+    options = settings_from({**given, "impute": "mean"}).table_options()
+    print(draft_of(table, options), end="")
+
+
+@command
+def describe(
+    *,
+    data: str = option(
+        REQUIRED,
+        "A .csv, a .parquet or another table, a folder with one of them per site, or a "
+        f"natural federation: {choices_text(_TABLES)}.",
+        argument=True,
+        values=lambda start: [*_TABLES, *paths_from(start, ".csv", ".tsv", ".parquet")],
+    ),
+    given: Given,
+    output: OutputOptions,
+) -> None:
+    """Describe tables by site, and list what is suspicious.
+
+    For every column and site: rows, missing values, mean, standard deviation and range, or
+    the shares of categories and classes. Findings are empty or constant columns, a mean far
+    from that of the other sites, as with another unit, categories and classes of one site
+    only, and columns that cannot be used as they are. Nothing is trained or sent.
+
+    Examples:
+
+      fedbudget describe heart-disease
+
+      fedbudget describe hospitals --target outcome --drop patient,visit
+
+      fedbudget describe patients.csv --target outcome --partition by:hospital
+
+      fedbudget describe hospitals --json
+    """
+    from fedbudget.data.describe import describe as describe_tables
+
+    names = ("target", "drop", "categorical", "missing", "partition", "data_dir")
+    settings = settings_from({name: given[name] for name in names})
+    options = settings.table_options()
+    if settings.partition not in (None, "files") and options.site is None:
+        raise UserError("`partition` must be by:COLUMN, the column with the sites")
+    described = describe_tables(
+        data,
+        nodes=options.site,
+        target=options.target,
+        drop=options.drop,
+        categorical=options.categorical,
+        missing=options.missing,
+        data_dir=settings.data_dir,
+    )
+    print(json.dumps(described.to_json()) if output.json else described)
+
+
+@app.command()
+@command
+def export(
+    *,
+    name: str = option(
+        REQUIRED,
+        f"A natural federation of tables: {choices_text(_TABLES)}.",
+        argument=True,
+        values=_TABLES,
+    ),
+    folder: Path = option(REQUIRED, "The new folder.", argument=True),
+    data_dir: Path | None = _DATA_DIR,
+) -> None:
+    """Write a natural federation as tables, one .csv per site.
+
+    The tables are those that the owners of the data would have: use them to try out
+    fedbudget describe, serve and join.
+
+    Examples:
+
+      fedbudget data export heart-disease hospitals
+    """
+    from fedbudget.data.natural import write_tables
+
+    for path in write_tables(name, data_dir, folder):
+        print(path)
 
 
 def _described(name: str, data_dir: Path | None, *, contents: bool) -> dict[str, Any]:

@@ -55,6 +55,24 @@ def interval_text(interval: "Interval | None") -> str:
     return f"{interval.median:.4f} ({interval.low:.4f} to {interval.high:.4f})"
 
 
+def loss_name(*, validated: bool) -> str:
+    """Return the name of the loss that is forecast."""
+    return "validation loss" if validated else "loss"
+
+
+def extension_text(interval: "Interval", now: float) -> str:
+    """Return the forecast loss with more budget, or that no improvement is expected.
+
+    Args:
+      interval: the forecast.
+      now: loss of the result.
+    """
+    text = interval_text(interval)
+    if f"{interval.median:.4f}" != f"{now:.4f}":
+        return text
+    return f"no improvement expected, {text}"
+
+
 def _print(report: "ForecastReport") -> None:
     from fedbudget.resources import RESOURCES
 
@@ -62,20 +80,22 @@ def _print(report: "ForecastReport") -> None:
     amounts = [
         f"{name} {RESOURCES[name].format(amount)}" for name, amount in report.spent.items()
     ]
-    loss = "" if report.loss is None else f"; loss {report.loss:.4f}"
+    name = loss_name(validated=report.validated)
+    loss = "" if report.loss is None else f"; {name} {report.loss:.4f}"
     accuracy = "" if report.accuracy is None else f", accuracy {report.accuracy:.4f}"
     out.print(f"spent {', '.join(amounts)}{loss}{accuracy}")
     if report.budgets:
-        names = list(report.limits)
+        resources = list(report.limits)
         rows = []
         for each in report.budgets:
-            row = [RESOURCES[name].format(each.spent[name]) for name in names]
+            row = [RESOURCES[kind].format(each.spent[kind]) for kind in resources]
             rows.append([*row, interval_text(each.loss), interval_text(each.accuracy)])
-        out.print(plain_table((*names, "loss", "accuracy"), rows, no_wrap=True))
+        out.print(plain_table((*resources, name, "accuracy"), rows, no_wrap=True))
         for reason in dict.fromkeys(each.reason for each in report.budgets if each.reason):
-            out.print(f"loss unknown: {reason}")
+            out.print(f"{name} unknown: {reason}")
     for target in report.targets:
-        out.print(f"{target.figure} {target.value:g}: {_cost_text(target)}")
+        figure = name if target.figure == "loss" else target.figure
+        out.print(f"{figure} {target.value:g}: {_cost_text(target)}")
     out.print(f"{100 * report.chance:.0f} % interval in brackets", style="dim")
 
 

@@ -23,7 +23,16 @@ from fedbudget.settings.settings import Settings
 if TYPE_CHECKING:
     from fedbudget.engines.remote.node_data import NodeData
 
-_TABLES = ("target", "drop", "categorical", "impute", "classes", "standardise")
+_TABLES = (
+    "target",
+    "drop",
+    "categorical",
+    "impute",
+    "missing",
+    "classes",
+    "standardise",
+    "schema",
+)
 """Options that describe a table."""
 
 _SHARD = ("dataset", "case", "partition", "data_dir", "test_share", "train_samples")
@@ -60,7 +69,7 @@ def serve(
 
       fedbudget serve --model net.py:Net --nodes 3 --budget time=1h
 
-      fedbudget serve 0.0.0.0:7700 --cert a.pem --key a.key --token-file token
+      fedbudget serve 0.0.0.0:7700 --cert a.pem --key a.key --token-file tokens
 
       fedbudget serve --data hospital.csv --target outcome --min-nodes 3 --round-timeout 30
 
@@ -83,7 +92,7 @@ def serve(
         energy_meter=node.energy_meter,
     )
 
-    from fedbudget.cli.view import make_run, print_result
+    from fedbudget.cli.view import finish, make_run
     from fedbudget.launch.inputs import dataset_to_test_on
     from fedbudget.launch.serve import serve_run
     from fedbudget.trackers import make_trackers
@@ -101,7 +110,7 @@ def serve(
         quiet=output.json,
         logs=logs,
     )
-    print_result(result, json=output.json)
+    finish(result, json=output.json)
 
 
 @command
@@ -124,12 +133,18 @@ def join(
 
     Start the aggregator with fedbudget serve. No sample leaves this machine. It sends the
     number of samples, their classes and columns, and the means and deviations of
-    standardised columns; in every round, the parameters after training, losses and costs. A
+    standardised columns; in every round, the parameters after training, losses and costs.
+    With --schema, it sends a public schema instead of means, deviations and categories. A
     malicious aggregator may reconstruct some samples from parameters, most easily with
     small mini-batches and few local updates in a round. Join only an aggregator that you
-    trust. --min-batch refuses small mini-batches, and --sent-log lists everything sent.
-    With --secure-aggregation on both sides, reports are masked, and the aggregator sees
-    only their sum.
+    trust. --min-batch refuses small mini-batches, and --sent-log lists each report.
+    With --secure-aggregation on both sides, reports are masked, and an aggregator that
+    follows the protocol sees only their sum. Nodes verify each other by --cert or
+    --known-nodes.
+
+    If the aggregator runs with --personal, it sends its final model. This node corrects it
+    with its own rows, keeps the result (--save-model), and sends figures of it unless
+    --keep-figures is set.
 
     The node reconnects by itself. Your own model must be in a file on both sides: no code
     is sent. With --test-share or --test, the node holds samples out and reports sums of the
@@ -145,9 +160,13 @@ def join(
 
       fedbudget join gateway.local:7700 --model net.py:Net --data ward.py:samples
 
+      fedbudget join gateway.local:7700 --data ward.csv --save-model ward-model
+
       fedbudget join gateway.local:7700 --data ward.npz --privacy-limit 4
 
-      fedbudget join gateway.local:7700 --data x.npz --secure-aggregation --identity x.key
+      fedbudget join gateway.local:7700 --data x.npz --secure-aggregation --known-nodes ids
+
+      fedbudget join hub:7700 --data x.npz --secure-aggregation --identity n --trust-first
 
       fedbudget join 127.0.0.1:7700 --dataset digits --case 2 --shard 1/5
 
@@ -211,7 +230,7 @@ def local(
     """
     require_network()
 
-    from fedbudget.cli.view import make_run, preparing, print_result
+    from fedbudget.cli.view import finish, make_run, preparing
     from fedbudget.launch.local import on_this_machine
     from fedbudget.trackers import make_trackers
 
@@ -220,7 +239,7 @@ def local(
         on_this_machine(settings, paces=pace, delay=delay, energy_meter=node.energy_meter)
     ) as prepared:
         result = make_run(prepared, output, trackers)
-    print_result(result, json=output.json)
+    finish(result, json=output.json)
 
 
 def node_data(

@@ -34,7 +34,7 @@ from fedbudget.settings.option import (
     declared,
     option,
 )
-from fedbudget.settings.settings import Settings
+from fedbudget.settings.settings import Settings, require_chosen_code
 from fedbudget.settings.types import EngineName
 
 _ONE_RUN = ("run", "serve", "local")
@@ -57,6 +57,11 @@ OWN_MODEL: str | None = option(
     "Your own model as FILE:NAME, such as net.py:Net, if it was given from Python or has "
     "moved.",
     shown="the model of the run",
+)
+SITE: str | None = option(
+    None,
+    "Name of a node whose personal model to use, of a run with --personal.",
+    shown="the global model",
 )
 RESUME: Path | None = option(
     None,
@@ -111,13 +116,16 @@ class OutputOptions:
     )
     track: tuple[str, ...] = option(
         (),
-        "Additional tracker: mlflow or tensorboard; may be repeated.",
+        "Additional tracker: mlflow, tensorboard or wandb; may be repeated.",
         "output",
         _ONE_RUN,
-        values=("mlflow", "tensorboard"),
+        values=("mlflow", "tensorboard", "wandb"),
     )
     dashboard: bool = option(
         False, "Show the running run in a web page.", "output", _ONE_RUN
+    )
+    verbose: bool = option(
+        False, "Show all columns of rounds.", "output", (*_ONE_RUN, "show")
     )
     json: bool = option(False, "Print one JSON object and nothing else.", "output")
 
@@ -156,7 +164,11 @@ def settings_from(given: Mapping[str, Any], command: str = "run", **more: Any) -
     given = {**given, **more}
     sources = dict(_given_values(given, declarations(SourceOptions)))
     values = _converted(declarations(Settings), given)
-    return Settings.combined(values, **sources, command=command)
+    settings = Settings.combined(values, **sources, command=command)
+    config = sources.get("config")
+    if config is not None and (config.parent / "rounds.jsonl").exists():
+        require_chosen_code(config.parent, settings, values)  # a run, perhaps of others
+    return settings
 
 
 def _given_values(
@@ -241,7 +253,8 @@ def _help(declared: Declaration, command: str) -> str:
         declared.required or default is None or default is False or default == ()
     ):
         return option.help
-    return f"{option.help}  [default: {option.shown or _text(default)}]"
+    shown = None if command in option.defaults else option.shown
+    return f"{option.help}  [default: {shown or _text(default)}]"
 
 
 def _text(default: Any) -> str:

@@ -43,9 +43,15 @@ def run(
 
       fedbudget run --dataset homes.csv --budget time=1min --budget bytes=20MB
 
+      fedbudget run --dataset heart-disease --budget time=5s
+
+      fedbudget run --dataset patients.csv --partition by:hospital --target outcome
+
       fedbudget run --task cnn-mnist --case 4
 
       fedbudget run --budget time=10min --until accuracy=0.95 --until loss=0.1 --patience 50
+
+      fedbudget run --dataset heart-disease --budget time=5s --personal
 
       fedbudget run --nodes 100 --budget time=15s --budget privacy=4
 
@@ -61,7 +67,7 @@ def run(
     """
     settings, checkpoint = run_settings(given, "run")
 
-    from fedbudget.cli.view import make_run, preparing, print_result
+    from fedbudget.cli.view import finish, make_run, preparing
     from fedbudget.launch.simulate import launch
     from fedbudget.trackers import make_trackers
 
@@ -70,7 +76,7 @@ def run(
     notice = {"what": "starting Ray and its processes"} if engine.engine == "ray" else {}
     with preparing(launched, **notice) as prepared:
         result = make_run(prepared, output, trackers, folder=resume)
-    print_result(result, json=output.json)
+    finish(result, json=output.json)
 
 
 def run_settings(
@@ -92,6 +98,7 @@ def run_settings(
             {**given, **replaced, "config": config, "budget": None}, command
         ),
         given["budget"] or (),
+        given={name for name, value in given.items() if value is not None},
         changeable=CHANGEABLE | {"nodes"} if command == "serve" else CHANGEABLE,
     )
 

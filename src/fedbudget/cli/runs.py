@@ -20,13 +20,15 @@ from fedbudget.settings.option import REQUIRED, option
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedbudget.runs.explain import Explanation
+    from fedbudget.runs.explain import Explanation, ReasonSummary
     from fedbudget.runs.folder import Run
 
 _COLUMNS = ("run", "state", "what", "loss", "accuracy", "spent", "stopped by", "began")
+_SPARE = ("what", "stopped by", "began", "spent", "accuracy")
 _SHOWN_ROUNDS = 20
 _SHOWN_FIGURES = (
     "loss",
+    "validation_loss",
     "accuracy",
     "average_tau",
     "aggregations",
@@ -67,7 +69,8 @@ def list_runs(
 ) -> None:
     """List runs, the newest first.
 
-    The table shows state, loss, accuracy, spending, and what stopped a run. The state is
+    The table shows state, loss, accuracy, spending, and what stopped a run. A narrow
+    terminal shows fewer columns. The state is
     "broken off" if the run was killed or its machine lost power. Such a run
     can be resumed: fedbudget run --resume or fedbudget serve --resume.
 
@@ -91,7 +94,7 @@ def list_runs(
         return
 
     left = ("run", "state", "what", "spent", "stopped by", "began")
-    print_table(_COLUMNS, map(_cells, overviews), left=left, overflow="fold")
+    print_table(_COLUMNS, map(_cells, overviews), spare=_SPARE, left=left, overflow="fold")
 
 
 def _cells(run: dict[str, Any]) -> tuple[str, ...]:
@@ -200,14 +203,17 @@ def show(
     title = run_title(opened.settings)
     limits = opened.settings.limits().limits
     out.print(title, style="bold")
+    for warning in (opened.summary or {}).get("warnings", ()):
+        out.print(f"warning: {warning}")
     records = opened.rounds
     if not all and len(records) > _SHOWN_ROUNDS:
         step = (len(records) - 1) / (_SHOWN_ROUNDS - 1)
         records = [opened.rounds[round(step * row)] for row in range(_SHOWN_ROUNDS)]
         text = f"{_SHOWN_ROUNDS} of {len(opened.rounds)} rounds; --all shows every round"
         out.print(text, style="dim")
-    out.print(rounds_table(records, limits))
-    if PRIVACY not in limits:
+    width = out.width if out.is_terminal else None
+    out.print(rounds_table(records, limits, verbose=output.verbose, width=width))
+    if PRIVACY not in limits and output.verbose:
         validated = any(record.validation is not None for record in records)
         out.print(VALIDATED if validated else LOSSES, style="dim")
     if opened.summary is None:
@@ -222,7 +228,8 @@ def show(
 
 
 def _print_summary(out: "Console", run: "Run", summary: dict[str, Any]) -> None:
-    from fedbudget.cli.view import PRIVACY
+    from fedbudget.cli.view import PRIVACY, validation_stop_text
+    from fedbudget.resources.privacy import replacement_text
     from fedbudget.runs.record import average_tau
     from fedbudget.runs.text import metrics_text, spread_text
 
@@ -231,13 +238,23 @@ def _print_summary(out: "Console", run: "Run", summary: dict[str, Any]) -> None:
     taus = [record.effective_tau for record in run.rounds if record.tau]
     summary = summary | {"average_tau": average_tau(taus)}
     for name in _SHOWN_FIGURES:
-        if name != "loss" or PRIVACY not in limits:
-            out.print(f"{name.replace('_', ' ')}: {summary[name]}")
-    if PRIVACY in limits:
+        if summary.get(name) is not None and (name != "loss" or PRIVACY not in limits):
+            value = summary[name]
+            text = f"{value:.4g}" if isinstance(value, float) else value
+            out.print(f"{name.replace('_', ' ')}: {text}")
+    if summary.get("stopped_by") == "validation":
+        improved = summary.get("improved_round")
+        out.print(validation_stop_text(summary.get("spent") or {}, limits, improved))
+    if PRIVACY in limits and summary.get("privacy_delta") is not None:
         epsilon = f"ε = {summary['spent'][PRIVACY]:.4g} of {limits[PRIVACY]:g}"
-        out.print(f"privacy: {epsilon}, at δ = {summary['privacy_delta']:g}")
-    accuracy = summary["accuracy"]
-    lines = [metrics_text(accuracy, summary.get("metrics", {}), summary.get("to_beat"))]
+        if run.settings.privacy_noise == "seeded":
+            epsilon += " (simulated: the noise follows from the seed)"
+        delta = summary["privacy_delta"]
+        unit = run.settings.privacy_unit or "node"
+        other = replacement_text(summary["spent"][PRIVACY], delta, unit)
+        out.print(f"privacy: {epsilon}, at δ = {delta:g}; {other}")
+    accuracy = summary.get("accuracy")
+    lines = [metrics_text(accuracy, summary.get("metrics") or {}, summary.get("to_beat"))]
     if summary.get("spread"):
         lines.append(
             spread_text(summary["spread"], "rmse" if accuracy is None else "accuracy")
@@ -284,21 +301,36 @@ def report(
 def explain(
     *,
     run: Path = RUN,
-    round: int = option(REQUIRED, "The number of the round to explain."),
+    round: int | None = option(
+        None, "The number of the round to explain.", shown="a summary of all rounds"
+    ),
     output: OutputOptions,
 ) -> None:
-    """Show the G(τ) curve of a round, and why its τ was chosen.
+    """Explain why each τ was chosen, in a run or in one round.
+
+    One round has a curve of what each τ would have cost.
 
     Examples:
+
+      fedbudget explain runs/NAME
 
       fedbudget explain runs/NAME --round 12
     """
     from fedbudget.launch.method import build_method
     from fedbudget.runs.explain import explain as recompute
+    from fedbudget.runs.explain import reasons
     from fedbudget.runs.folder import Run
 
     opened = Run.open(run)
-    explanation = recompute(opened, round, build_method(opened.settings).controller)
+    controller = build_method(opened.settings).controller
+    if round is None:
+        summary = reasons(opened, controller)
+        if output.json:
+            print(json.dumps({"reasons": [vars(each) for each in summary]}))
+        else:
+            _print_reasons(opened, summary)
+        return
+    explanation = recompute(opened, round, controller)
     if output.json:
         _print_json(explanation)
         return
@@ -314,13 +346,34 @@ def explain(
     if explanation.record.work is not None:
         print(f"{explanation.shared}.")
         print("\n".join(work_table(explanation.record.work)))
+    if explanation.without:
+        print(f"{explanation.without}.")
     estimates = explanation.estimates
     if estimates is not None:
         print(
             f"ρ̂ = {estimates.rho:.4g}, β̂ = {estimates.beta:.4g}, δ̂ = {estimates.delta:.4g}"
         )
+    if len(explanation.curve):
         print()
         print("\n".join(chart(explanation)))
+
+
+def _print_reasons(run: "Run", summary: "list[ReasonSummary]") -> None:
+    """Print each reason with its rounds, its τ, and its sentence for the last of them."""
+    from fedbudget.runs.text import run_title
+
+    print(f"{run_title(run.settings)}: {len(run.rounds)} rounds")
+    rows = []
+    for each in summary:
+        tau = f"{each.smallest}-{each.largest}"
+        if each.smallest == each.largest:
+            tau = str(each.smallest or "")
+        rows.append((each.reason, str(each.rounds), str(each.last), tau))
+    left = ("chosen by",)
+    print_table(("chosen by", "rounds", "last", "τ"), rows, left=left, no_wrap=True)
+    for each in summary:
+        print(f"{each.reason}: round {each.last}: {each.sentence}.")
+    print("explain one of them with --round N")
 
 
 def _print_json(explanation: "Explanation") -> None:
@@ -328,9 +381,12 @@ def _print_json(explanation: "Explanation") -> None:
     record = explanation.record
     names = ("round", "tau", "eta", "corrected", "reason")
     fields = {name: getattr(record, name) for name in names}
-    fields["curve"] = [{"tau": int(tau), "G": float(bound)} for tau, bound in points]
+    fields["quantity"] = explanation.quantity
+    fields["curve"] = [{"tau": int(tau), "value": float(value)} for tau, value in points]
     if record.work is not None:
         fields["work"] = record.work
+    if explanation.excluded:
+        fields["excluded"] = explanation.excluded
     print(json.dumps(fields))
 
 
@@ -350,32 +406,43 @@ def work_table(work: dict[str, Any]) -> list[str]:
 
 
 def chart(explanation: "Explanation") -> list[str]:
-    """Return lines that draw G(τ) as bars; a longer bar is a worse bound on the loss.
+    """Return lines that draw the controller's curve as bars; longer bars are worse.
 
-    About 20 values of τ are drawn, the chosen τ among them. G grows by many powers of ten
-    beyond its minimum. The square root of log(G / smallest G) shows both: differences
-    near the minimum, and the number of powers of ten far from it.
+    About 20 values of τ are drawn, the chosen τ among them. Costs are drawn relative to the
+    smallest. G grows by many powers of ten beyond its minimum. The square root of log(G /
+    smallest G) shows both: differences near the minimum, and the number of powers of ten
+    far from it.
     """
     import numpy as np
 
+    from fedbudget.runs.explain import COST
+
+    costs = explanation.quantity == COST
     finite = explanation.curve[np.isfinite(explanation.curve)]
     if not len(finite):
-        return ["G is not finite at any τ"]
+        return [f"{explanation.quantity} is not finite at any τ"]
     low = float(finite.min())
-    longest = _length(float(finite.max()), low)
+    high = float(finite.max())
+    longest = high if costs else _length(high, low)
     marked = {"smallest": explanation.minimum or 1, "chosen": explanation.record.tau}
     candidates = explanation.candidates
     spaced = np.geomspace(1, len(candidates), _BARS).round().astype(int)
     drawn = {*spaced.tolist(), *marked.values()} & set(candidates.tolist())
     lines = ["   τ  G(τ)       bars: √ of log(G / smallest G)"]
+    if costs:
+        lines = [f"   τ  {explanation.quantity}, relative to the smallest"]
+    before = 13 if costs else 17  # characters in front of a bar
+    width = max(10, min(_BAR_WIDTH, console().width - before - len(" chosen")))
     for tau in sorted(drawn):
         value = float(explanation.curve[tau - 1])
         bar = "∞"
         if math.isfinite(value):
-            share = _length(value, low) / longest if longest > 0 else 0.0
-            bar = "█" * (1 + round(share * (_BAR_WIDTH - 1)))
+            length = value if costs else _length(value, low)
+            share = length / longest if longest > 0 else 0.0
+            bar = "█" * (1 + round(share * (width - 1)))
         marks = " and ".join(mark for mark, at in marked.items() if at == tau)
-        lines.append(f"{tau:4d}  {value:<10.5g} {bar} {marks}".rstrip())
+        text = f"{value / low:<6.2f}" if costs else f"{value:<10.5g}"
+        lines.append(f"{tau:4d}  {text} {bar} {marks}".rstrip())
     return lines
 
 

@@ -113,9 +113,11 @@ def reproduce(
     runs: int | None = option(
         None,
         "Runs per setting.",
-        shown="15, as in the paper; 2 with --quick; 1 for networks",
+        shown="15, as in the paper; 2 with --quick; 1 for networks; 5 for natural",
     ),
-    with_cnn: bool = option(False, "With all: include the networks, which take hours."),
+    with_cnn: bool = option(
+        False, "With all: include the networks and natural, which take hours."
+    ),
     out: Path = option(Path("reproduction"), "The folder of figures and report."),
     engine: str = option(
         "in-process",
@@ -131,6 +133,9 @@ def reproduce(
     report.md and report.html show all figures in the folder and whether the paper's claims
     hold. Finished runs are kept: after Ctrl-C, run the same command to continue.
 
+    The figure natural is not of the paper: it compares models of natural federations, such
+    as hospitals, on held-out rows. Federations without data on this machine are left out.
+
     Examples:
 
       fedbudget reproduce all --quick
@@ -138,6 +143,8 @@ def reproduce(
       fedbudget reproduce svm-sgd nodes --runs 5 --data-dir ~/data
 
       fedbudget reproduce cnn-mnist cnn-cifar
+
+      fedbudget reproduce natural --quick
 
       fedbudget reproduce instantaneous --engine network
     """

@@ -7,6 +7,7 @@ from pathlib import Path
 from fedbudget.cli.options import (
     OWN_MODEL,
     RUN,
+    SITE,
     Given,
     OutputOptions,
     command,
@@ -25,6 +26,7 @@ def evaluate(
         "A dataset's name, a path, or FILE.py:NAME; its test samples if any, else all.",
     ),
     model: str | None = OWN_MODEL,
+    site: str | None = SITE,
     given: Given,
     output: OutputOptions,
 ) -> None:
@@ -39,6 +41,8 @@ def evaluate(
       fedbudget evaluate runs/NAME --dataset ward.py:samples
 
       fedbudget evaluate runs/NAME --dataset digits --model net.py:Net
+
+      fedbudget evaluate runs/NAME --dataset ward.csv --site "node 2"
     """
     from fedbudget.experiments.evaluate import evaluate as apply_model
     from fedbudget.runs.folder import Run
@@ -46,7 +50,12 @@ def evaluate(
 
     settings = settings_from({name: given[name] for name in ("target", "drop")})
     result = apply_model(
-        Run.open(run), dataset, settings.table_options(), given["data_dir"], model=model
+        Run.open(run),
+        dataset,
+        settings.table_options(),
+        given["data_dir"],
+        model=model,
+        site=site,
     )
     if output.json:
         print(json.dumps(vars(result)))
@@ -60,10 +69,10 @@ def evaluate(
 def predict(
     *,
     run: Path = RUN,
-    data: Path = option(
+    dataset: Path = option(
         REQUIRED,
-        "New samples: a .csv, a .npz with an array x, or FILE.py:NAME, ward.py:samples.",
-        values=lambda start: paths_from(start, ".csv", ".npz"),
+        "New samples: a table, a .npz with an array x, or FILE.py:NAME.",
+        values=lambda start: paths_from(start, ".csv", ".tsv", ".parquet", ".npz"),
     ),
     out: Path | None = option(None, "The .csv to write.", shown="the screen"),
     drop: tuple[str, ...] = option(
@@ -72,27 +81,30 @@ def predict(
         commas=True,
     ),
     model: str | None = OWN_MODEL,
+    site: str | None = SITE,
 ) -> None:
     """Predict for new samples with a trained model.
 
     Classes are printed by name, with their probabilities if the model has them. Numbers
-    are in their original unit. Columns of a .csv are found by name, in any order, and the
+    are in their original unit. Columns of a table are found by name, in any order, and the
     target column is optional. Columns that are not features, such as an ID, are copied
     next to the predictions.
 
     Examples:
 
-      fedbudget predict runs/NAME --data new.csv
+      fedbudget predict runs/NAME --dataset new.csv
 
-      fedbudget predict runs/NAME --data new.csv --drop notes --out predictions.csv
+      fedbudget predict runs/NAME --dataset new.csv --drop notes --out predictions.csv
 
-      fedbudget predict runs/NAME --data ward.py:samples --model net.py:Net
+      fedbudget predict runs/NAME --dataset ward.py:samples --model net.py:Net
+
+      fedbudget predict runs/NAME --dataset ward.csv --site "node 2"
     """
     from fedbudget import durable_files
     from fedbudget.experiments.evaluate import predict as predict_samples
     from fedbudget.trained.model import load
 
-    predictions = predict_samples(load(run, model=model), data, drop)
+    predictions = predict_samples(load(run, model=model, site=site), dataset, drop)
     for remark in predictions.remarks:
         print(f"fedbudget: {remark}", file=sys.stderr)
     if out is None:
@@ -113,6 +125,7 @@ def export(
     ),
     out: Path | None = option(None, "The file to write.", shown="in the run's folder"),
     model: str | None = OWN_MODEL,
+    site: str | None = SITE,
 ) -> None:
     """Write a trained model to a file for other programs.
 
@@ -127,12 +140,14 @@ def export(
       fedbudget export runs/NAME --to numpy --out ward.npz
 
       fedbudget export runs/NAME --to torch --model net.py:Net
+
+      fedbudget export runs/NAME --to onnx --site "node 2"
     """
     from fedbudget.trained.export import export as write
     from fedbudget.trained.export import file_name
     from fedbudget.trained.model import load
 
-    trained = load(run, model=model)
-    path = out or run / file_name(trained, to)
+    trained = load(run, model=model, site=site)
+    path = out or run / file_name(trained, to, site)
     write(trained, to, path)
     print(path)

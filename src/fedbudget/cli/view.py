@@ -9,17 +9,19 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedbudget.cli.console import decimals, plain_table
+from fedbudget.cli.console import decimals, loss_text, plain_table, print_table
 from fedbudget.cli.dashboard import run_dashboard
-from fedbudget.cli.forecast import interval_text
+from fedbudget.cli.forecast import extension_text, interval_text, loss_name
 from fedbudget.cli.options import OutputOptions
 from fedbudget.errors import UserError, flag
 from fedbudget.forecasts.curve import LEVEL
@@ -28,11 +30,14 @@ from fedbudget.launch.execute import default_folder, execute
 from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.node_status import NodeStatus
+from fedbudget.protocol.personal import SiteFigures
 from fedbudget.resources import RESOURCES
+from fedbudget.resources.privacy import replacement_text
 from fedbudget.result import Result, SiteLoss
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.text import metrics_text, spread_text
 from fedbudget.trackers.tracker import Tracker
+from fedbudget.trained.personal import site_summary, site_table, site_title
 
 PRIVACY = "privacy"  # the resource of this name
 LOSSES = (
@@ -44,27 +49,37 @@ VALIDATED = (
     "which choose the model; accuracy: on test samples"
 )
 _NOTICE_SECONDS = 1.0  # of preparation before a notice
-_LOG_LINES = 25  # of a plain log, at most, over the whole budget
+_LOG_LINES = 25  # of a plain log, about, over the whole budget
+_LOG_SECONDS = 5.0  # between two lines of a slow log, at first
+_LOG_PAUSE = 0.05  # longest time between two lines, relative to the run so far
 _MAX_NODES = 12  # shown in the live view
 _MAX_ROUNDS = 12  # shown in the live view, the latest ones
+_OTHER_LINES = 14  # of the live view, besides rounds
 _WIDTHS = {
-    "round": 5,
-    "τ": 4,
+    "round": 6,
+    "τ": 6,
     "η": 8,
-    "chosen by": 22,
+    "chosen by": 18,
     "loss": 8,
     "loss wᶠ": 8,
     "validation": 10,
     "accuracy": 8,
-    "ρ̂": 7,
-    "β̂": 7,
-    "δ̂": 7,
+    "ρ̂": 8,
+    "β̂": 8,
+    "δ̂": 8,
     "ε": 7,
-    "spent": 6,
+    "spent": 5,
 }
-"""All columns of a table of rounds, and their widths in a plain log."""
+"""All columns of a table of rounds, and their widths."""
+_VERBOSE = ("δ̂", "β̂", "ρ̂", "loss wᶠ", "η", "chosen by")
+"""Columns that are hidden by default."""
+_DISPENSABLE = (*_VERBOSE, "accuracy", "validation")
+"""Columns that a narrow terminal does not show, the first ones first."""
 _NOT_PRIVATE = ("loss", "loss wᶠ", "validation", "ρ̂", "β̂", "δ̂")
 """Columns that a private run does not report."""
+_LITTLE = 0.01  # relative improvement
+_HINT_ROUNDS = 100  # before a hint that a run has converged
+_CLEAR_SHARE = 0.95  # of the budget, after which a forecast of its end is worthless
 
 
 def make_run(
@@ -86,9 +101,10 @@ def make_run(
         for remark in (*prepared.dataset.remarks, *prepared.dataset.warnings):
             _print_remark("data", remark)
         print_privacy_remarks(prepared)
+        prepared = _announcing(prepared)
     with (
         run_dashboard(folder, wanted=output.dashboard),
-        watching(prepared, quiet=output.json) as callbacks,
+        watching(prepared, quiet=output.json, verbose=output.verbose) as callbacks,
     ):
         return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
 
@@ -145,23 +161,108 @@ def print_privacy_remarks(prepared: PreparedRun) -> None:
         )
     if settings.privacy_noise == "seeded":
         remarks.append(
-            "the noise follows from `seed` and hides nothing from those who know the seed; "
-            "otherwise set `privacy_noise` secret"
+            "the noise follows from `seed` and hides nothing from those who know the seed, "
+            "so ε is only simulated; otherwise set `privacy_noise` secret"
         )
-    if dataset.standardization is not None:
+    if prepared.exact_tests is not None:
+        remarks.append(
+            f"metrics of {prepared.exact_tests} test samples are exact, in every evaluated "
+            "round and in the result, and ε does not cover these samples (`test_share` 0 "
+            "holds out none)"
+        )
+    public = dataset.layout is not None and dataset.layout.public
+    if dataset.standardization is not None and not public:
         remarks.append(
             "the model contains the exact means and deviations of columns, and ε does not "
             "cover them"
         )
     _print_remark("privacy", "; ".join(remarks))
+    limit = prepared.budget.limits[PRIVACY]
+    replaced = replacement_text(limit, delta, unit)
+    _print_remark("privacy", f"at most ε = {limit:g} if a {unit} is left out, {replaced}")
 
 
 def _print_remark(topic: str, remark: str) -> None:
     print(f"{topic}: {UserError(remark).spelled(flag)}", file=sys.stderr, flush=True)
 
 
+def _announcing(prepared: PreparedRun) -> PreparedRun:
+    """Return a run that prints its title, its costs and its expected length.
+
+    It prints them when its folder exists, so that an error before is the only output.
+    """
+
+    def announce(folder: Path) -> None:
+        prepared.folder_made(folder)
+        console = Console(stderr=True)
+        for line in _expectations(prepared):
+            # A terminal breaks lines between words, a log does not break them.
+            soft = not console.is_terminal
+            console.print(line, highlight=False, markup=False, soft_wrap=soft)
+
+    return replace(prepared, folder_made=announce)
+
+
+def _expectations(prepared: PreparedRun) -> Iterator[str]:
+    """Yield lines about a run before its first round.
+
+    The first has the budget with the source of each cost; another the expected number of
+    rounds, and how long they take on this machine if the time is simulated.
+    """
+    budget = prepared.budget
+    sources = prepared.meters.sources
+    limits = [
+        f"{name}={RESOURCES[name].format(limit)} ({sources[name]})"
+        for name, limit in budget.limits.items()
+    ]
+    yield f"{prepared.title}; budget {', '.join(limits)}"
+    simulated = prepared.meters.time.source == "simulated"
+    if simulated:
+        yield (
+            "simulated time is that of the paper's laptops and Raspberry Pis; "
+            f"{flag('costs')} measured uses the time of this machine"
+        )
+    rounds = prepared.expected_rounds
+    if rounds is None:
+        return
+    # τ of the paper's controllers grows from 1, and longer rounds are fewer.
+    usual = prepared.settings.tau != "adaptive" or prepared.settings.method == "accelerated"
+    text = f"expected: {'about' if usual else 'at most'} {_rough(rounds)} rounds"
+    seconds = prepared.expected_seconds
+    if simulated and seconds is not None:
+        text += f", {_duration(seconds)} on this machine"
+    yield text
+
+
+def _rough(count: float) -> str:
+    """Return a count with two digits.
+
+    >>> _rough(54.4), _rough(13_123_456)
+    ('54', '13,000,000')
+    """
+    digits = max(0, math.floor(math.log10(max(count, 1.0))) - 1)
+    return f"{round(count, -digits):,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    """Return a rough duration.
+
+    >>> _duration(0.4), _duration(14.2), _duration(5000), _duration(1e5)
+    ('less than a second', '14s', '83min', '28h')
+    """
+    if seconds < 1:
+        return "less than a second"
+    if seconds < 2 * 60:
+        return f"{seconds:.0f}s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f}min"
+    return f"{_rough(seconds / 3600)}h"
+
+
 @contextmanager
-def watching(prepared: PreparedRun, *, quiet: bool) -> Iterator[Sequence[Callback]]:
+def watching(
+    prepared: PreparedRun, *, quiet: bool, verbose: bool = False
+) -> Iterator[Sequence[Callback]]:
     """Yield callbacks that show the rounds of a run.
 
     Nothing is shown before the first round, so that an early error is the only output.
@@ -169,12 +270,13 @@ def watching(prepared: PreparedRun, *, quiet: bool) -> Iterator[Sequence[Callbac
     Args:
       prepared: the run.
       quiet: yield no callback.
+      verbose: show all columns.
     """
     console = Console(stderr=True)
     if quiet:
         yield ()
     elif console.is_terminal:
-        view = _LiveView(prepared)
+        view = _LiveView(prepared, console, verbose=verbose)
         live = Live(console=console, refresh_per_second=12)
 
         def show(record: RoundRecord) -> None:
@@ -186,7 +288,14 @@ def watching(prepared: PreparedRun, *, quiet: bool) -> Iterator[Sequence[Callbac
         finally:
             live.stop()
     else:
-        yield (_plain_log(prepared),)
+        yield (_plain_log(prepared, verbose=verbose),)
+
+
+def finish(result: Result, *, json: bool = False) -> None:
+    """Print the result; end with exit code 130 if the run was interrupted."""
+    print_result(result, json=json)
+    if result.stopped_by == "interrupted":
+        raise typer.Exit(130)
 
 
 def print_result(result: Result, *, json: bool = False) -> None:
@@ -208,6 +317,8 @@ def print_result(result: Result, *, json: bool = False) -> None:
         print(spread_text(result.spread, _test_metric(result)))
     if len(result.sites) > 1:
         print(_sites_text(result.sites))
+    if result.site_report:
+        _print_sites(result.site_report)
     print(_work_text(result))
     if result.privacy_delta and result.rounds and result.rounds[-1].t == 0:
         print(
@@ -221,25 +332,36 @@ def print_result(result: Result, *, json: bool = False) -> None:
         print(f"{result.overfitting}{advice if result.kept_round is None else ''}")
     if result.kept_round is not None and result.stopped_by != "target":
         samples = "test" if result.validation_loss is None else "validation"
-        print(
-            f"kept: the parameters at the start of round {result.kept_round}, the best on "
-            f"{samples} samples"
-        )
+        kept = f"parameters at the start of round {result.kept_round}"
+        if result.kept_mean:
+            kept = f"mean of the parameters up to round {result.kept_round}"
+        print(f"kept: the {kept}, the best on {samples} samples")
     if result.note:
         print(f"data: {result.note}")
     for name in result.budget:
         print(_spent_text(result, name))
+    if result.personal_seconds is not None:
+        seconds = RESOURCES["time"].format(result.personal_seconds)
+        print(f"not counted: {seconds} of personal models after the last round")
     if "measured" in result.sources.values() and result.trial_seconds:
         seconds = RESOURCES["time"].format(result.trial_seconds)
         print(f"not counted: {seconds} of trial rounds before the clock started")
-    more = next_forecast(
-        result.rounds, result.budget, {"loss": result.loss, "accuracy": result.accuracy}
-    )
-    if more.loss is not None and result.stopped_by != "validation":
-        kind = "loss" if result.validation_loss is None else "training loss"
-        print(f"{kind} with 50 % more budget: {interval_text(more.loss)}")
+    more = next_forecast(result.rounds, result.budget, vars(result))
+    if more.loss is not None:
+        now = result.validation_loss if more.validated else result.loss
+        text = extension_text(more.loss, now or 0.0)
+        print(f"{loss_name(validated=more.validated)} with 50 % more budget: {text}")
     if result.run is not None:
         print(f"run: {result.run}")
+
+
+def _print_sites(report: Mapping[str, SiteFigures]) -> None:
+    """Print the site report."""
+    headings, rows = site_table(report)
+    print(site_title(report))
+    print_table(headings, rows, left=("site",))
+    for line in site_summary(report):
+        print(line)
 
 
 def _sites_text(sites: Mapping[str, SiteLoss]) -> str:
@@ -263,15 +385,24 @@ def _work_text(result: Result) -> str:
         )
     end = result.stopped_by
     if end == "validation":
-        return f"{work}\n{_validation_stop_text(result)}"
+        stop = validation_stop_text(result.spent, result.budget, result.improved_round)
+        return f"{work}\n{stop}"
     return f"{work}; {end if end == 'interrupted' else f'stopped by {end}'}"
 
 
-def _validation_stop_text(result: Result) -> str:
-    share = max(result.spent[name] / limit for name, limit in result.budget.items())
+def validation_stop_text(
+    spent: Mapping[str, float], budget: Mapping[str, float], improved_round: int | None
+) -> str:
+    """Return why validation ended a run.
+
+    Args:
+      spent, budget: by the names of resources.
+      improved_round: the last round with a significant improvement.
+    """
+    share = max(spent.get(name, 0.0) / limit for name, limit in budget.items())
     return (
         f"stopped after {100 * share:.0f} % of the budget: the validation loss has not "
-        f"improved significantly since round {result.improved_round}"
+        f"improved significantly since round {improved_round}"
     )
 
 
@@ -284,11 +415,28 @@ def _spent_text(result: Result, name: str) -> str:
         text += f", {show(result.overshoot[name])} over"
     source = result.sources[name]
     if name == PRIVACY:
-        return f"{name}: ε = {text} ({source}, at δ = {result.privacy_delta:g})"
+        spent = f"{name}: ε = {text} ({source}, at δ = {result.privacy_delta:g})"
+        if result.privacy is None:
+            return spent
+        given = result.privacy
+        other = replacement_text(given.epsilon, given.delta, given.unit)
+        if given.all_runs is None:
+            return f"{spent}; {other}"
+        every = replacement_text(given.all_runs, given.delta, given.unit)
+        return (
+            f"{spent}; {other}\nprivacy ledger: ε = {given.all_runs:.4g} in all runs on "
+            f"these data; {every}"
+        )
     return f"{name}: {text} ({source})"
 
 
-def headings(budget: Mapping[str, float], *, validated: bool) -> tuple[str, ...]:
+def headings(
+    budget: Mapping[str, float],
+    *,
+    validated: bool,
+    verbose: bool = True,
+    width: int | None = None,
+) -> tuple[str, ...]:
     """Return the headings of a table of rounds.
 
     A private run has a column for ε, and none for the figures that nodes do not report.
@@ -296,15 +444,25 @@ def headings(budget: Mapping[str, float], *, validated: bool) -> tuple[str, ...]
     Args:
       budget: limits by resource.
       validated: whether nodes hold out rows; w^f is then not the result.
+      verbose: return all columns, not only those that fit 60 characters.
+      width: leave out columns that do not fit this number of characters.
     """
     hidden: tuple[str, ...] = _NOT_PRIVATE
     if PRIVACY not in budget:
         hidden = ("ε", "loss wᶠ" if validated else "validation")
-    return tuple(name for name in _WIDTHS if name not in hidden)
+    if not verbose:
+        hidden += _VERBOSE
+    shown = [name for name in _WIDTHS if name not in hidden]
+    for name in _DISPENSABLE:
+        if width is None or sum(_WIDTHS[each] + 1 for each in shown) <= width:
+            break
+        if name in shown:
+            shown.remove(name)
+    return tuple(shown)
 
 
 def cells(
-    record: RoundRecord, budget: Mapping[str, float], *, validated: bool
+    record: RoundRecord, budget: Mapping[str, float], columns: Sequence[str]
 ) -> tuple[str, ...]:
     """Return a round as a row of texts, one for each of the `headings`."""
     texts = {
@@ -312,17 +470,17 @@ def cells(
         "τ": record.tau_text,
         "η": decimals(record.eta if record.tau and record.eta else None, ".3g"),
         "chosen by": record.reason,
-        "loss": decimals(record.loss),
-        "loss wᶠ": decimals(record.best_loss),
-        "validation": decimals(record.validation),
+        "loss": loss_text(record.loss),
+        "loss wᶠ": loss_text(record.best_loss),
+        "validation": loss_text(record.validation),
         "accuracy": decimals(record.accuracy),
-        "ρ̂": decimals(record.rho, ".3f"),
-        "β̂": decimals(record.beta, ".3f"),
-        "δ̂": decimals(record.delta, ".3f"),
+        "ρ̂": decimals(record.rho, ".3g"),
+        "β̂": decimals(record.beta, ".3g"),
+        "δ̂": decimals(record.delta, ".3g"),
         "ε": decimals(record.spent.get(PRIVACY), ".4g"),
         "spent": f"{_spent_share(record, budget):.0%}",
     }
-    return tuple(texts[name] for name in headings(budget, validated=validated))
+    return tuple(texts[name] for name in columns)
 
 
 def _spent_share(record: RoundRecord, budget: Mapping[str, float]) -> float:
@@ -330,19 +488,56 @@ def _spent_share(record: RoundRecord, budget: Mapping[str, float]) -> float:
     return max(record.spent[name] / limit for name, limit in budget.items())
 
 
-def rounds_table(records: list[RoundRecord], budget: Mapping[str, float]) -> Table:
-    """Return a table of rounds."""
+def rounds_table(
+    records: Sequence[RoundRecord],
+    budget: Mapping[str, float],
+    *,
+    verbose: bool = False,
+    width: int | None = None,
+) -> Table:
+    """Return a table of rounds.
+
+    Args:
+      verbose: show all columns.
+      width: of the terminal; None if it is unlimited.
+    """
     validated = any(record.validation is not None for record in records)
-    rows = [cells(record, budget, validated=validated) for record in records]
-    columns = headings(budget, validated=validated)
+    columns = headings(budget, validated=validated, verbose=verbose, width=width)
+    rows = [cells(record, budget, columns) for record in records]
     return plain_table(columns, rows, left=("chosen by",), no_wrap=True)
+
+
+def _convergence_hint(records: Sequence[RoundRecord]) -> str:
+    """Return a hint if the second half of the rounds has hardly improved the loss."""
+    if len(records) < _HINT_ROUNDS:
+        return ""
+    now = records[-1]
+    before = records[len(records) // 2]
+    name = "loss" if now.validation_best is None else "validation loss"
+    new = now.best_loss if now.validation_best is None else now.validation_best
+    old = before.best_loss if now.validation_best is None else before.validation_best
+    if old is None or not (old > 0 and new > (1 - _LITTLE) * old):
+        return ""
+    return (
+        f"the last {len(records) - len(records) // 2} rounds improved the best {name} by "
+        f"less than 1 %; Ctrl-C ends the run and keeps its result, {flag('patience')} ends "
+        "such a run by itself"
+    )
+
+
+def _seconds_left(record: RoundRecord, share: float) -> str:
+    """Return the time to the end of the budget at the pace so far; empty if unknown."""
+    if not 0 < share < 0.99 or record.wall < 1:
+        return ""
+    return _duration(record.wall * (1 - share) / share)
 
 
 class _LiveView:
     """Gauges of the budget above the latest rounds."""
 
-    def __init__(self, prepared: PreparedRun) -> None:
-        self._title = prepared.title
+    def __init__(self, prepared: PreparedRun, console: Console, *, verbose: bool) -> None:
+        self._console = console
+        self._verbose = verbose
         self._node_statuses = prepared.engine.node_statuses
         self._budget = prepared.budget.limits
         self._validates = prepared.validates
@@ -358,18 +553,26 @@ class _LiveView:
         if record.spread:
             self._spread = spread_text(record.spread, _test_metric(record))
         lines = [self._metrics, self._spread]
-        if PRIVACY not in self._budget:
+        share = _spent_share(record, self._budget)
+        if PRIVACY not in self._budget and share < _CLEAR_SHARE:
             lines.append(_forecast_text(self._forecasts.of(self._records, self._budget)))
+        if left := _seconds_left(record, share):
+            lines.append(f"{left} left at this pace")
+        lines.append(_convergence_hint(self._records))
+        height = self._console.height
+        most = min(_MAX_ROUNDS, max(3, height - _OTHER_LINES))
+        width = self._console.width
         parts: list[RenderableType] = [
-            Text(self._title, style="bold"),
             self._gauges(record),
             *(Text(line) for line in lines if line),
-            rounds_table(self._records[-_MAX_ROUNDS:], self._budget),
+            rounds_table(
+                self._records[-most:], self._budget, verbose=self._verbose, width=width
+            ),
         ]
-        if PRIVACY not in self._budget:
+        if PRIVACY not in self._budget and self._verbose:
             parts.append(Text(VALIDATED if self._validates else LOSSES, style="dim"))
         if nodes := self._node_statuses():
-            parts += [Text(""), nodes_table(nodes)]
+            parts += [Text(""), nodes_table(nodes, width)]
         return Group(*parts)
 
     def _gauges(self, record: RoundRecord) -> Table:
@@ -377,77 +580,88 @@ class _LiveView:
         for name, limit in self._budget.items():
             show = RESOURCES[name].format
             spent = record.spent[name]
-            bar = ProgressBar(total=limit, completed=min(spent, limit), width=40)
+            width = max(10, min(40, self._console.width - 32))
+            bar = ProgressBar(total=limit, completed=min(spent, limit), width=width)
             gauges.add_row(name, bar, f"{show(spent)} of {show(limit)}")
         return gauges
 
 
 def _forecast_text(forecast: Forecast) -> str:
+    name = loss_name(validated=forecast.validated)
     if forecast.loss is None:
-        return f"loss at the end unknown: {forecast.reason}"
-    text = f"loss at the end {interval_text(forecast.loss)}, {100 * LEVEL:.0f} % interval"
+        return f"{name} at the end unknown: {forecast.reason}"
+    text = f"{name} at the end {interval_text(forecast.loss)}, {100 * LEVEL:.0f} % interval"
     if forecast.accuracy is not None:
         text += f"\naccuracy at the end {interval_text(forecast.accuracy)}"
     return text
 
 
-def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
-    """Return a table of remote nodes; of many, absent nodes and missed rounds first."""
-    columns = (
-        "node",
-        "samples",
-        "ms per update",
-        "updates",
-        "idle",
-        "rounds",
-        "missed",
-        "now",
-    )
+def nodes_table(nodes: Sequence[NodeStatus], width: int = 80) -> Table:
+    """Return a table of remote nodes; of many, absent nodes and missed rounds first.
+
+    Args:
+      width: of the terminal; a narrow one has fewer columns.
+    """
+    columns = ["node", "samples", "ms per update", "updates", "idle", "rounds", "missed"]
+    columns.append("now")
+    if width < 80:
+        columns = ["node", "updates", "idle", "missed", "now"]
     shown = nodes
     if len(nodes) > _MAX_NODES:
         shown = sorted(nodes, key=lambda node: (node.state != "away", -(node.missed or 0)))
         shown = shown[: _MAX_NODES - 1]
     rows: list[Sequence[str]] = []
     for node in shown:
-        row = (
-            node.name,
-            f"{node.samples:,}",
-            "" if node.step_seconds is None else f"{1000 * node.step_seconds:.2f}",
-            str(node.updates or ""),
-            decimals(node.idle, ".0%"),
-            str(node.rounds),
-            str(node.missed or ""),
-            node.state or "",
-        )
-        rows.append(row)
+        step = node.step_seconds
+        texts = {
+            "node": node.name,
+            "samples": f"{node.samples:,}",
+            "ms per update": "" if step is None else f"{1000 * step:.2f}",
+            "updates": str(node.updates or ""),
+            "idle": decimals(node.idle, ".0%"),
+            "rounds": str(node.rounds),
+            "missed": str(node.missed or ""),
+            "now": node.state or "",
+        }
+        rows.append([texts[name] for name in columns])
     if len(shown) < len(nodes):
         rows.append((f"and {len(nodes) - len(shown)} more",))
     return plain_table(columns, rows, left=("node", "now"), no_wrap=True)
 
 
-def _plain_log(prepared: PreparedRun) -> Callback:
-    """Return a callback that prints rounds evenly over the budget, with first and last."""
-    budget = prepared.budget.limits
-    validated = prepared.validates
-    columns = headings(budget, validated=validated)
-    next_share = 0.0
-    first = True
+def _plain_log(prepared: PreparedRun, *, verbose: bool) -> Callback:
+    """Return a callback that prints some rounds, the first ones and the last among them.
 
-    def print_row(texts: tuple[str, ...]) -> None:
+    Lines are spread evenly over the budget. If that takes long, more lines show that the
+    run goes on: after five seconds, later less often.
+    """
+    budget = prepared.budget.limits
+    columns = headings(budget, validated=prepared.validates, verbose=verbose)
+    records: list[RoundRecord] = []
+    next_share = 0.0
+    next_wall = 0.0
+    hinted = False
+
+    def print_row(texts: Sequence[str], last: str) -> None:
         aligned = [
             text.rjust(_WIDTHS[name]) for text, name in zip(texts, columns, strict=True)
         ]
-        print("  ".join(aligned), file=sys.stderr, flush=True)
+        print(" ".join(aligned), last, file=sys.stderr, flush=True)
 
     def watch(record: RoundRecord) -> None:
-        nonlocal next_share, first
-        if first:
-            first = False
-            print(f"{prepared.title}; budget {prepared.budget}", file=sys.stderr)
-            print_row(columns)
+        nonlocal next_share, next_wall, hinted
+        if not records:
+            print_row(columns, " left")
+        records.append(record)
         share = _spent_share(record, budget)
-        if record.round <= 3 or share >= next_share or record.tau <= 0:
+        due = share >= next_share or record.wall >= next_wall
+        if record.round <= 3 or due or record.tau <= 0:
             next_share = share + 1 / _LOG_LINES
-            print_row(cells(record, budget, validated=validated))
+            next_wall = record.wall + max(_LOG_SECONDS, _LOG_PAUSE * record.wall)
+            left = _seconds_left(record, share)
+            print_row(cells(record, budget, columns), f" {left}" if left else "")
+            if not hinted and (hint := _convergence_hint(records)):
+                print(hint, file=sys.stderr, flush=True)
+                hinted = True
 
     return watch

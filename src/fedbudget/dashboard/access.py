@@ -4,8 +4,8 @@ Rules here:
 - The page is read-only: GET and HEAD, and no other method.
 - A request must name a host of this server. This refuses other sites whose DNS name was
   pointed at this machine (DNS rebinding).
-- From other machines, a token is needed. It comes once in the address, and then as a
-  cookie that contains an HMAC with the token as its key.
+- A token is needed, also on this machine, which may have other users. It comes once in the
+  address, and then as a cookie that contains an HMAC with the token as its key.
 - The page loads nothing from other servers; a content security policy enforces this.
 """
 
@@ -16,7 +16,6 @@ import ipaddress
 import socket
 from functools import cache
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -24,8 +23,6 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from fedbudget.errors import UserError
 
 COOKIE = "fedbudget_dashboard"
 
@@ -38,7 +35,6 @@ _TYPES = {
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANY = ("0.0.0.0", "::")
 _HEADERS = {
-    # Plotly adds styles to the page, and creates images from data: and blob: addresses.
     "content-security-policy": "default-src 'none'; script-src 'self'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -57,18 +53,6 @@ def page_files() -> dict[str, tuple[str, str]]:
         for file in folder.iterdir()
         if Path(file.name).suffix in _TYPES
     }
-
-
-def plotly_js() -> Path:
-    """Return the path of plotly.js in the installed package plotly."""
-    spec = find_spec("plotly")
-    for folder in () if spec is None else spec.submodule_search_locations or ():
-        path = Path(folder, "package_data", "plotly.min.js")
-        if path.is_file():
-            return path
-    raise UserError(
-        "this needs plotly; install it with: pip install 'fedbudget[dashboard]'"
-    )
 
 
 def is_own_host(host: str, own: str) -> bool:
@@ -91,9 +75,11 @@ class AccessMiddleware:
       app: receives the requests that pass.
       host: the address that the server listens on.
       token: the required token; None for access without a token.
+      port: of the server; browsers send cookies of one host to all its ports.
     """
 
-    def __init__(self, app: ASGIApp, host: str, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, host: str, token: str | None, port: int) -> None:
+        self._name = f"{COOKIE}_{port}" if port else COOKIE
         self._app = app
         self._host = host
         self._cookie = None if token is None else _cookie(token)
@@ -123,12 +109,12 @@ class AccessMiddleware:
         if self._cookie is None:
             return None
         token = request.query_params.get("token")
-        cookie = request.cookies.get(COOKIE, "") if token is None else _cookie(token)
+        cookie = request.cookies.get(self._name, "") if token is None else _cookie(token)
         if not hmac.compare_digest(cookie.encode(), self._cookie.encode()):
             return error_response(
                 scope, 401, "this page needs a token: open it once as /?token=TOKEN"
             )
-        return None if token is None else _without_token(request, cookie)
+        return None if token is None else _without_token(request, self._name, cookie)
 
 
 def _cookie(token: str) -> str:
@@ -137,13 +123,13 @@ def _cookie(token: str) -> str:
     return hmac.new(secret, COOKIE.encode(), hashlib.sha256).hexdigest()
 
 
-def _without_token(request: Request, cookie: str) -> Response:
+def _without_token(request: Request, name: str, cookie: str) -> Response:
     """Redirect to the same page, to keep the token out of the browser's history."""
     query = request.query_params.multi_items()
     rest = urlencode([(name, value) for name, value in query if name != "token"])
     path = "/" + request.scope["raw_path"].decode("latin-1").split("?")[0].lstrip("/")
     response = RedirectResponse(f"{path}?{rest}" if rest else path, status_code=303)
-    response.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", path="/")
+    response.set_cookie(name, cookie, httponly=True, samesite="strict", path="/")
     return response
 
 

@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fedbudget.dashboard import series
@@ -28,7 +28,6 @@ from fedbudget.dashboard.access import (
     AccessMiddleware,
     error_response,
     page_files,
-    plotly_js,
 )
 from fedbudget.dashboard.run_reader import RunIndex, RunReader, RunSnapshot
 from fedbudget.errors import UserError
@@ -39,6 +38,7 @@ POLL_SECONDS = 0.5
 
 _PORTS = 20  # tried from PORT on
 _EVENT_ROWS = 200  # of one event, about; a page with a longer gap requests the whole run
+_MOST_DIGITS = 15
 _KEEP_ALIVE = 15.0  # seconds of silence before a comment keeps the connection open
 
 
@@ -64,8 +64,10 @@ class Dashboard:
         self._socket = _listen(host, port)
         self.host = host
         self.port = int(self._socket.getsockname()[1])
-        self.needs_token = token is not None
-        app = make_app(index, host, token, ending=lambda: self._server.should_exit)
+        self._token = token
+        app = make_app(
+            index, host, token, ending=lambda: self._server.should_exit, port=self.port
+        )
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -76,11 +78,16 @@ class Dashboard:
         )
         self._server = uvicorn.Server(config)
 
-    def address(self, run: str | None = None) -> str:
-        """Return the address of a run's page, or of the list of runs."""
+    def address(self, run: str | None = None, *, key: bool = False) -> str:
+        """Return the address of a run's page, or of the list of runs.
+
+        Args:
+          key: whether to add the token, which opens the page once.
+        """
         host = "localhost" if self.host in ("0.0.0.0", "::") else self.host
         page = "" if run is None else f"run/{quote(run, safe='')}"
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/{page}"
+        query = f"?token={quote(self._token)}" if key and self._token is not None else ""
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/{page}{query}"
 
     def serve(self) -> None:
         """Serve the page until Ctrl-C."""
@@ -106,7 +113,11 @@ class Dashboard:
 
 
 def make_app(
-    index: RunIndex, host: str, token: str | None, ending: Callable[[], bool]
+    index: RunIndex,
+    host: str,
+    token: str | None,
+    ending: Callable[[], bool],
+    port: int = 0,
 ) -> Starlette:
     """Return the web app.
 
@@ -115,6 +126,7 @@ def make_app(
       host: the address that the server listens on.
       token: required to open the page; None for no token.
       ending: returns whether the server is shutting down, which ends all events.
+      port: distinguishes the cookies of servers of one host.
     """
 
     def run_page(request: Request) -> Response:
@@ -127,7 +139,7 @@ def make_app(
     async def events(request: Request) -> Response:
         reader = await run_in_threadpool(_reader, request)
         last = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        after = int(last) if last.isdecimal() else 0
+        after = _round(last) if last.isdecimal() else 0
         return StreamingResponse(
             _events(request, reader, after, ending), media_type="text/event-stream"
         )
@@ -145,7 +157,6 @@ def make_app(
             Route("/compare", lambda request: _file("index.html")),
             Route("/run/{name}", run_page),
             Route("/page/{name}", _page_file),
-            Route("/plotly.js", _plotly),
             Route("/favicon.ico", lambda request: _file("icon.svg")),
             Route(
                 "/api/runs",
@@ -154,12 +165,14 @@ def make_app(
             Route("/api/runs/{name}", values(lambda run, _: series.view(run))),
             Route("/api/runs/{name}/rows", values(_rows)),
             Route(
-                "/api/runs/{name}/rounds/{number:int}",
-                values(lambda run, of: series.choice(run, of.path_params["number"])),
+                "/api/runs/{name}/rounds/{number}",
+                values(
+                    lambda run, of: series.choice(run, _round(of.path_params["number"]))
+                ),
             ),
             Route("/api/runs/{name}/events", events),
         ],
-        middleware=[Middleware(AccessMiddleware, host, token)],
+        middleware=[Middleware(AccessMiddleware, host, token, port)],
         exception_handlers={
             404: lambda request, error: error_response(
                 request.scope, 404, error.detail.replace("Not Found", "page not found")
@@ -220,8 +233,11 @@ def _rows(run: RunSnapshot, request: Request) -> dict[str, Any]:
 
 
 def _number(request: Request, name: str) -> int:
-    text = request.query_params.get(name, "")
-    if not text.isdecimal():
+    return _round(request.query_params.get(name, ""), name)
+
+
+def _round(text: str, name: str = "this") -> int:
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise UserError(f"{name} must be the number of a round, not {text[:50]!r}")
     return int(text)
 
@@ -236,14 +252,6 @@ def _page_file(request: Request) -> Response:
 def _file(name: str) -> Response:
     content, media_type = page_files()[name]
     return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
-
-
-def _plotly(request: Request) -> Response:
-    return FileResponse(
-        plotly_js(),
-        media_type="text/javascript",
-        headers={"cache-control": "max-age=86400"},
-    )
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Runs as one HTML file that opens from disk: charts, libraries, figures and texts.
+"""Runs as one HTML file that opens from disk: charts, figures and texts.
 
 Rules here:
 - The file loads nothing; a content security policy enforces this.
@@ -15,14 +15,17 @@ from typing import Any
 
 from fedbudget import __version__
 from fedbudget.dashboard import series
-from fedbudget.dashboard.access import page_files, plotly_js
+from fedbudget.dashboard.access import page_files
 from fedbudget.dashboard.run_reader import RunSnapshot
 
 MAX_CURVES = 300
 """Maximum number of G curves per run."""
 
 # Modules in the order of their imports.
-_MODULES = ("dom.js", "theme.js", "charts.js", "run.js", "compare.js", "report.js")
+_MODULES = (
+    *("dom.js", "theme.js", "plot.js", "charts.js"),
+    *("run.js", "compare.js", "report.js"),
+)
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:"
@@ -55,7 +58,6 @@ def report(runs: Sequence[RunSnapshot]) -> str:
 </header>
 <main id="content" tabindex="-1"></main>
 <script type="application/json" id="figures">{_embedded({"runs": figures(runs)})}</script>
-<script>{plotly_js().read_text(encoding="utf-8")}</script>
 <script type="module">{bundled(files)}</script>
 </body>
 </html>

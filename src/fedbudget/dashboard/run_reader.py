@@ -16,20 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget.errors import UserError
+from fedbudget.file_contents import open_regular
 from fedbudget.forecasts.forecast import LatestForecast
 from fedbudget.runs import nodes
 from fedbudget.runs.folder import (
     CONFIG,
+    MAX_RECORDS,
     ROUNDS,
-    SUMMARY,
     Run,
     is_run,
     read_settings,
     read_summary,
+    require_resources,
 )
 from fedbudget.runs.nodes import NODES
 from fedbudget.runs.overview import UNREADABLE, figures, newest_first, state_of, with_state
 from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.summary import SUMMARY
 from fedbudget.settings.settings import Settings
 
 _READ = (CONFIG, ROUNDS, SUMMARY, NODES)
@@ -80,6 +83,7 @@ class RunReader:
         self._lock = threading.Lock()
         self._settings: Settings | None = None
         self._records: list[RoundRecord] = []
+        self._checked = 0  # records whose costs are those of the budget
         self._file: tuple[int, int] | None = None
         self._offset = 0
         self._generation = 0
@@ -93,6 +97,9 @@ class RunReader:
                 written = self._read_records()
                 if self._settings is None:
                     self._settings = read_settings(self.path)
+                new = self._records[self._checked :]
+                require_resources(self._settings, self._records[:1] + new)
+                self._checked = len(self._records)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UserError(
                     f"{self.path.name}: the run's records cannot be read: {error}"
@@ -111,15 +118,16 @@ class RunReader:
             self._file = file_id
             self._offset = 0
             self._records = []
+            self._checked = 0
             self._settings = None  # a resumed run may have a larger budget
             self._generation += 1
         if stat.st_size > self._offset:
-            with path.open("rb") as file:
+            with open_regular(path, MAX_RECORDS) as file:
                 file.seek(self._offset)
                 new = file.read()
             complete = new.rfind(b"\n") + 1
-            lines = new[:complete].decode().splitlines()
-            self._records += map(RoundRecord.from_json, lines)
+            lines = new[:complete].decode().split("\n")[:-1]
+            self._records += list(map(RoundRecord.from_json, lines))
             self._offset += complete
         return stat.st_mtime
 

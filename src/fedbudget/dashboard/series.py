@@ -21,8 +21,10 @@ from fedbudget.errors import UserError
 from fedbudget.forecasts.curve import LEVEL
 from fedbudget.launch.method import build_method
 from fedbudget.resources import RESOURCES
+from fedbudget.resources.privacy import replacement_text
 from fedbudget.runs.explain import explain
 from fedbudget.runs.folder import Run
+from fedbudget.runs.nodes import names_of
 from fedbudget.runs.record import RoundRecord, average_tau, json_value
 from fedbudget.runs.text import NAMES, format_metric, run_title
 from fedbudget.trackers.tracker import parameters
@@ -32,6 +34,7 @@ MAX_ROUNDS = 1500
 
 _RECENT = 20  # rounds, for the current pace
 _CURVE_POINTS = 80  # of a G curve, about
+_LABELS = {"balanced_accuracy": "Balanced accuracy"}  # of tiles; else those of tables
 _FIELDS = (
     "round",
     "t",
@@ -40,6 +43,8 @@ _FIELDS = (
     "eta",
     "loss",
     "best_loss",
+    "validation",
+    "validation_best",
     "accuracy",
     "rho",
     "beta",
@@ -54,7 +59,10 @@ def view(snapshot: RunSnapshot) -> dict[str, Any]:
     return {
         "name": snapshot.name,
         "title": run_title(run.settings),
-        "settings": {name: str(value) for name, value in parameters(run.settings).items()},
+        "settings": {
+            name: f"{value:.6g}" if isinstance(value, float) else str(value)
+            for name, value in parameters(run.settings).items()
+        },
         "resources": [
             {"name": name, "unit": RESOURCES[name].unit, "limit": limit}
             for name, limit in run.settings.limits().limits.items()
@@ -75,6 +83,7 @@ def now(snapshot: RunSnapshot) -> dict[str, Any]:
         "paragraph": describe(run),
         "rounds": last.round if last else 0,
         "loss": json_value(summary.get("loss", last.best_loss if last else None)),
+        "validation": _validation(run),
         "accuracy": summary.get("accuracy", accuracies[-1] if accuracies else None),
         "metrics": metric_tiles(run),
         "average_tau": average_tau(_taus(run)) or None,
@@ -82,6 +91,7 @@ def now(snapshot: RunSnapshot) -> dict[str, Any]:
         "forecast": forecast(snapshot),
         "gauges": gauges(snapshot),
         "nodes": _with_work(snapshot.nodes, run.rounds),
+        "excluded": names_of(snapshot.nodes, last.excluded if last else ()),
         "written": snapshot.written,
     }
 
@@ -101,7 +111,8 @@ def metric_tiles(run: Run) -> list[dict[str, str]]:
             if name == "rmse" and "rmse" in to_beat:
                 note = f"predicting the mean {format_metric('rmse', to_beat['rmse'])}"
             text = format_metric(name, metrics[name])
-            tiles.append({"name": name, "label": NAMES[name], "text": text, "note": note})
+            label = _LABELS.get(name, NAMES[name])
+            tiles.append({"name": name, "label": label, "text": text, "note": note})
     if spread := figures.get("spread"):
         metric = "rmse" if "rmse" in metrics else "accuracy"
         tenth = format_metric(metric, spread["tenth"])
@@ -165,11 +176,13 @@ def thinned(records: Sequence[RoundRecord], most: int = MAX_ROUNDS) -> list[Roun
 
     figures = [(record.metrics or {}).get("rmse", record.accuracy) for record in records]
     accuracy = np.array(figures, np.float64)
-    evaluated = np.flatnonzero(~np.isnan(accuracy))
-    if len(evaluated) <= most // 4:
-        kept |= set(evaluated.tolist())
-    else:
-        kept |= _extremes(accuracy, most // 8)
+    validation = np.array([record.validation for record in records], np.float64)
+    for figure, share in ((accuracy, 4), (validation, 8)):
+        evaluated = np.flatnonzero(~np.isnan(figure))
+        if len(evaluated) <= most // share:
+            kept |= set(evaluated.tolist())
+        else:
+            kept |= _extremes(figure, most // (2 * share))
 
     reasons = np.array([record.reason for record in records])
     changes = np.flatnonzero(reasons[1:] != reasons[:-1]) + 1
@@ -182,7 +195,6 @@ def gauges(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     rounds = snapshot.run.rounds
     limits = snapshot.run.settings.limits().limits
     spent_by_name = rounds[-1].spent if rounds else dict.fromkeys(limits, 0.0)
-    sources = (snapshot.run.summary or {}).get("sources", {})
     running = snapshot.state == "running"
     result = []
     for name, limit in limits.items():
@@ -195,14 +207,34 @@ def gauges(snapshot: RunSnapshot) -> list[dict[str, Any]]:
             "spent": spent,
             "limit": limit,
             "share": spent / limit,
-            "text": f"{show(spent)} of {show(limit)}",
+            "text": f"{show(spent)} of {show(limit)}{_replaced(snapshot, name, spent)}",
             "left": show(left),
             "over": show(spent - limit) if spent > limit else None,
-            "source": sources.get(name),
+            "source": _source(snapshot, name),
             "until": None if seconds is None else snapshot.written + seconds,
         }
         result.append(gauge)
     return result
+
+
+def _source(snapshot: RunSnapshot, name: str) -> str | None:
+    """Return the source of an amount, which is in the summary of a finished run.
+
+    A seeded ε is simulated from the first round on.
+    """
+    if RESOURCES[name].by_noise and snapshot.run.settings.privacy_noise == "seeded":
+        return "simulated"
+    sources: dict[str, str] = (snapshot.run.summary or {}).get("sources", {})
+    return sources.get(name)
+
+
+def _replaced(snapshot: RunSnapshot, name: str, spent: float) -> str:
+    """Return the ε of replacing a unit as text; empty for other resources."""
+    settings = snapshot.run.settings
+    if settings.privacy_delta is None or not RESOURCES[name].by_noise:
+        return ""
+    unit = settings.privacy_unit or "node"
+    return f"; {replacement_text(spent, settings.privacy_delta, unit)}"
 
 
 def forecast(snapshot: RunSnapshot) -> dict[str, Any] | None:
@@ -220,6 +252,7 @@ def forecast(snapshot: RunSnapshot) -> dict[str, Any] | None:
         "chance": LEVEL,
         **interval,
         "reason": result.reason,
+        "validated": result.validated,
     }
 
 
@@ -247,9 +280,12 @@ def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
         "spent": {
             name: RESOURCES[name].format(amount) for name, amount in record.spent.items()
         },
-        "sentence": "; ".join(filter(None, (explanation.sentence, explanation.shared))),
+        "sentence": "; ".join(
+            filter(None, (explanation.sentence, explanation.shared, explanation.without))
+        ),
         "candidates": explanation.candidates[drawn].tolist(),
-        "G": [_value(float(f"{value:.6g}")) for value in explanation.curve[drawn]],
+        "curve": [_value(float(f"{value:.6g}")) for value in explanation.curve[drawn]],
+        "quantity": explanation.quantity,
         "minimum": explanation.minimum,
         "present": record.nodes,
         "missed": len(record.missed) + len(record.left_out),
@@ -327,7 +363,8 @@ def describe(run: Run, others: Sequence[Run] = ()) -> str:
     if not run.rounds:
         return "No round has finished yet."
     sentences = [_work(run), _costs(run), _gain(run), _end(run), _fixed_tau(run, others)]
-    return " ".join(filter(None, sentences))
+    warnings = [f"Warning: {each}." for each in (run.summary or {}).get("warnings", [])]
+    return " ".join(filter(None, [*warnings, *sentences]))
 
 
 def _taus(run: Run) -> list[float]:
@@ -336,6 +373,14 @@ def _taus(run: Run) -> list[float]:
 
 def _accuracies(run: Run) -> list[float]:
     return [record.accuracy for record in run.rounds if record.accuracy is not None]
+
+
+def _validation(run: Run) -> float | None:
+    """Return the validation loss of the result, or the lowest so far."""
+    if run.summary is not None:
+        return json_value(run.summary.get("validation_loss"))
+    validated = [record.validation_best for record in run.rounds]
+    return next((loss for loss in reversed(validated) if loss is not None), None)
 
 
 def _rmses(run: Run) -> list[float]:
@@ -347,12 +392,12 @@ def _work(run: Run) -> str:
     taus = _taus(run)
     so_far = "" if run.summary else " so far"
     if run.settings.method == "centralized":
-        return f"Centralized training made {sum(taus):,} updates{so_far}."
+        return f"Centralized training made {round(sum(taus)):,} updates{so_far}."
     tau = f"τ = {run.settings.tau}"
     if run.settings.tau == "adaptive":
         tau = f"average τ {average_tau(taus):.1f}"
     return (
-        f"The run made {len(taus):,} aggregations{so_far}, with {sum(taus):,} local "
+        f"The run made {len(taus):,} aggregations{so_far}, with {round(sum(taus)):,} local "
         f"updates on every node ({tau})."
     )
 
@@ -374,11 +419,16 @@ def _gain(run: Run) -> str:
     if loss is None:
         loss = run.rounds[-1].best_loss
     text = f"The loss went from {run.rounds[0].loss:.4g} to {loss:.4g}"
+    validation = _validation(run)
+    if validation is not None:
+        validated = [record.validation for record in run.rounds]
+        start = next(each for each in validated if each is not None)
+        text += f", the validation loss from {start:.4g} to {validation:.4g}"
     errors = _rmses(run)
     if accuracies := _accuracies(run):
         accuracy = summary.get("accuracy", accuracies[-1])
         if accuracy is not None:
-            change = f"from {accuracies[0]:.1%} to {accuracy:.1%}"
+            change = f"from {accuracies[0]:.4f} to {accuracy:.4f}"
             text += f", and accuracy on the test samples {change}"
     elif errors:
         first = format_metric("rmse", errors[0])
@@ -397,6 +447,7 @@ def _end(run: Run) -> str:
         "rounds": f"It ended after {len(run.rounds):,} rounds, as requested.",
         "target": f"It ended because {_listed(reached or ['its target'])} was reached.",
         "plateau": "It ended because it no longer improved.",
+        "validation": "It ended because the validation loss no longer improved.",
         "callback": "It was ended by a callback.",
     }
     return sentences.get(by, f"It ended because the budget for {by} was used up.")

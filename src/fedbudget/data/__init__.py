@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
-from fedbudget.data import files
+from fedbudget.data import files, natural
 from fedbudget.data.builtin import DATASETS
 from fedbudget.data.dataset import Dataset, Part
+from fedbudget.data.natural import SITES
 from fedbudget.data.read_tables import PLAIN
 from fedbudget.data.tables import TableOptions
 from fedbudget.errors import UserError, unknown
+from fedbudget.settings.option import choices_text
 
 
 def load(
@@ -21,8 +23,9 @@ def load(
     """Load a dataset by its name (see builtin.py) or by its path (see files.py).
 
     Args:
-      name: the name, or the path of a `.csv`, a `.npz` or a folder.
-      options, test_share, standardise: only for your own data, as in `files.load`.
+      name: the name, or the path of a table, a `.npz` or a folder.
+      options, standardise: only for your own data, as in `files.load`.
+      test_share: fraction to hold out of your own data, or of a natural federation.
       data_dir: the folder to search first for a named dataset.
     """
     if name in DATASETS:
@@ -30,12 +33,26 @@ def load(
             raise UserError(f"`standardise` is for your own data; {name} is used unchanged")
         if options.classes is not None:
             raise UserError(f"`classes` is for your own data; {name} has its own classes")
-        options.require_unused(name)
-        return DATASETS[name](None if data_dir is None else Path(data_dir))
+        folder = None if data_dir is None else Path(data_dir)
+        if name not in SITES:
+            options.require_unused(name)
+            return DATASETS[name](folder)
+        if options.site not in (None, SITES[name]):
+            other = f"`partition` by:{options.site} does not fit {name}"
+            raise UserError(f"{other}: it has by:{SITES[name]}")
+        for option in ("target", "drop", "categorical", "impute"):
+            if getattr(options, option):
+                raise UserError(
+                    f"`{option}` is for your own tables; {name} is used unchanged"
+                )
+        return natural.load(name, folder, test_share)
     path = Path(name)
-    if path.suffix in (".csv", ".npz") or path.is_dir():
+    if path.suffix.lower() in files.ENDINGS or path.is_dir():
         return files.load(path, options, test_share=test_share, standardise=standardise)
-    use = f"use {', '.join(DATASETS)}, or a path to a .csv, a .npz or a folder"
+    if path.exists():
+        raise UserError(f"{path}: only {choices_text(files.ENDINGS)} files can be read")
+    endings = choices_text(files.ENDINGS)
+    use = f"use {', '.join(DATASETS)}, or the path of a {endings}, or of a folder"
     raise unknown("dataset", name, DATASETS, use)
 
 

@@ -5,6 +5,7 @@
   of Handwritten Digits" by E. Alpaydin and C. Kaynak, from the UCI Machine Learning
   Repository (CC BY 4.0), as in scikit-learn.
 - The paper's two tables of measurements, energy and user-knowledge, without test samples.
+- Natural federations; see natural.py.
 - Small datasets for many quick runs: three tables of scikit-learn, standardised by their
   training samples, and reduced images. The test samples are always the same.
 
@@ -26,13 +27,14 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.data import natural
 from fedbudget.data.columns import Columns, class_numbers
-from fedbudget.data.contents import at_most, open_contents
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.published import find
 from fedbudget.data.read_tables import parse_csv
 from fedbudget.data.tables import Layout, LayoutColumn, TableOptions, require_usable
 from fedbudget.errors import UserError, requires_package
+from fedbudget.file_contents import at_most, open_contents
 
 SHAPE = (3, 32, 32)
 """The shape of a CIFAR-10 image."""
@@ -70,7 +72,9 @@ def digits(_: Path | None = None) -> Dataset:
     first, rest = np.split(np.arange(len(everything)), [1437])
     train = everything.rows(first)
     test = everything.rows(rest)
-    return Dataset("digits", train, test, _DIGITS, 1 / 16, parity=True, shape=(1, 8, 8))
+    shape = (1, 8, 8)
+    dataset = Dataset("digits", train, test, _DIGITS, 1 / 16, parity=True, shape=shape)
+    return replace(dataset, published=True)
 
 
 def cifar_10(data_dir: Path | None) -> Dataset:
@@ -91,7 +95,8 @@ def cifar_10(data_dir: Path | None) -> Dataset:
     if "test_batch.bin" in paths:
         test = _cifar_batch(paths["test_batch.bin"], "test_batch.bin")
     note = _note(train, _CIFAR_BATCHES * _CIFAR_BATCH, test, _CIFAR_BATCH)
-    return Dataset("cifar-10", train, test, _OBJECTS, 1 / 255, shape=SHAPE, note=note)
+    dataset = Dataset("cifar-10", train, test, _OBJECTS, 1 / 255, shape=SHAPE, note=note)
+    return replace(dataset, published=True)
 
 
 def from_idx(path: Path, labels: Path | None = None) -> Dataset:
@@ -132,7 +137,7 @@ def energy(data_dir: Path | None) -> Dataset:
     if columns.numbers is None:
         raise UserError("energy: Appliances must be numbers")
     part = Part(columns.x, values=columns.numbers)
-    return Dataset("energy", part, layout=layout).standardised()
+    return Dataset("energy", part, layout=layout, published=True).standardised()
 
 
 def user_knowledge(data_dir: Path | None) -> Dataset:
@@ -144,7 +149,8 @@ def user_knowledge(data_dir: Path | None) -> Dataset:
     levels = [level.lower() for level in _LEVELS]
     labels = class_numbers("user-knowledge", levels, names)
     part = Part(columns.x.astype(np.float32), labels)
-    return Dataset("user-knowledge", part, classes=_LEVELS, layout=layout)
+    dataset = Dataset("user-knowledge", part, classes=_LEVELS, layout=layout)
+    return replace(dataset, published=True)
 
 
 def read_idx(
@@ -170,7 +176,7 @@ def read_idx(
             f"{path} is truncated: {size - len(contents)} of its last {size} bytes "
             "are missing"
         )
-    return contents.reshape(shape)
+    return np.frombuffer(contents, np.uint8).reshape(shape)
 
 
 def _read_shape(stream: BinaryIO, path: Path, *, dimensions: int) -> list[int]:
@@ -190,12 +196,12 @@ def _read_shape(stream: BinaryIO, path: Path, *, dimensions: int) -> list[int]:
 def read_cifar(stream: BinaryIO, path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Read images, [samples, 3072], and labels, [samples]."""
     contents = at_most(stream, _CIFAR_BATCH * _CIFAR_RECORD, path)
-    if not len(contents) or len(contents) % _CIFAR_RECORD:
+    if not contents or len(contents) % _CIFAR_RECORD:
         raise UserError(
             f"{path} is truncated or not a CIFAR-10 batch: "
             f"{len(contents)} bytes are not whole records"
         )
-    records = contents.reshape(-1, _CIFAR_RECORD)
+    records = np.frombuffer(contents, np.uint8).reshape(-1, _CIFAR_RECORD)
     return np.ascontiguousarray(records[:, 1:]), records[:, 0].copy()
 
 
@@ -220,7 +226,8 @@ def _mnist_like(
         )
     note = _note(train, _MNIST_TRAIN, test, _MNIST_TEST)
     shape = (1, 28, 28)
-    return Dataset(name, train, test, classes, 1 / 255, parity, shape, note)
+    dataset = Dataset(name, train, test, classes, 1 / 255, parity, shape, note)
+    return replace(dataset, published=True)
 
 
 def _idx_part(
@@ -291,7 +298,7 @@ def _published_table(
     with open_contents(path, file) as stream:
         contents = at_most(stream, _MOST_TABLE_BYTES, path)
     try:
-        text = contents.tobytes().decode("utf-8-sig")
+        text = contents.decode("utf-8-sig")
         table = parse_csv(io.StringIO(text, newline=""), str(path), options)
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
@@ -310,7 +317,7 @@ def _scikit_learn_table(name: str, _: Path | None) -> Dataset:
     order = np.random.default_rng(0).permutation(len(everything))
     test, train = np.split(order, [len(order) // 5])
     dataset = Dataset(name, everything.rows(train), everything.rows(test), classes)
-    return dataset.standardised()
+    return replace(dataset.standardised(), published=True)
 
 
 DATASETS: Mapping[str, Callable[[Path | None], Dataset]] = {
@@ -330,5 +337,6 @@ DATASETS: Mapping[str, Callable[[Path | None], Dataset]] = {
     "wine": partial(_scikit_learn_table, "wine"),
     "mnist-small": partial(_reduced, "mnist-small"),
     "fashion-mnist-small": partial(_reduced, "fashion-mnist-small"),
+    **{name: partial(natural.load, name) for name in natural.SITES},
 }
 """The named datasets; each function receives the data folder to search first."""

@@ -12,7 +12,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -184,8 +184,14 @@ class ParsedCells:
         return present >= 2 * self.words.total()
 
 
-def parse_cells(texts: Sequence[str]) -> ParsedCells:
-    """Classify each cell; texts must be stripped of blanks."""
+def parse_cells(texts: Sequence[str], markers: Collection[str] = ()) -> ParsedCells:
+    """Classify each cell; texts must be stripped of blanks.
+
+    Args:
+      markers: further markers of a missing value, in exactly this spelling.
+    """
+    if markers:
+        texts = ["" if text in markers else text for text in texts]
     try:
         numbers = np.array([float(text) for text in texts], np.float64)
         return ParsedCells(numbers, Counter(), np.isnan(numbers))

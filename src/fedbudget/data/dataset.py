@@ -101,7 +101,10 @@ class Dataset:
         digits).
       shape: of one sample's features, such as (1, 28, 28); empty for a flat row.
       note: what is missing from the complete dataset, for the user.
-      files: samples per file, if every node has its own file.
+      files: samples per file or site, if every node has its own.
+      test_files: the same, of test samples; empty if they are not known.
+      sites: names of these files or sites, if they are known.
+      site_column: column whose values are the sites, if there is one.
       standardization: applied to the features, if any.
       integers: features are whole numbers, such as word indices.
       store: of samples that are not rows of an array; x contains their indices, [samples,
@@ -111,6 +114,7 @@ class Dataset:
         layout.
       remarks: facts about the data to print before the start; options are in backticks.
       warnings: the same, for problems that the user should solve.
+      published: anyone can obtain the samples, so nothing about them is secret.
     """
 
     name: str
@@ -122,6 +126,9 @@ class Dataset:
     shape: tuple[int, ...] = ()
     note: str = ""
     files: tuple[int, ...] = ()
+    test_files: tuple[int, ...] = ()
+    sites: tuple[str, ...] = ()
+    site_column: str | None = None
     standardization: Standardization | None = field(default=None, repr=False)
     integers: bool = False
     store: SampleStore | None = field(default=None, repr=False)
@@ -129,6 +136,7 @@ class Dataset:
     raw: RawTable | None = field(default=None, repr=False)
     remarks: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    published: bool = False
 
     @property
     def features(self) -> int:
@@ -180,7 +188,7 @@ class Dataset:
         none = self.train.rows(np.empty(0, np.int64))
         store = None if self.store is None else SampleStore([])
         bare = replace(self, train=none, test=None, store=store, raw=None)
-        return replace(bare, note="", files=(), remarks=())
+        return replace(bare, note="", files=(), test_files=(), sites=(), remarks=())
 
     def partition_labels(self, seed: int) -> Int64:
         """Return the labels by which samples are distributed: classes, or else clusters."""
@@ -192,22 +200,30 @@ class Dataset:
         return labels_by_clustering(features, seed)
 
     def sample(self, train: int | None, test: int | None, seed: int) -> "Dataset":
-        """Return a random subset.
+        """Return a random subset; files and sites keep their own samples.
 
         Args:
           train, test: number of samples, None for all.
         """
         rng = generator(seed, Stream.SAMPLES)
-        trained = _subset(self.train, train, rng, f"training samples of {self.name}")
-        tested = None
-        if self.test is not None:
-            tested = _subset(self.test, test, rng, f"test samples of {self.name}")
-        files = self.files if train is None else ()
-        return replace(self, train=trained, test=tested, files=files)
+        rows = _subset(self.train, train, rng, f"training samples of {self.name}")
+        trained = self.train if rows is None else self.train.rows(rows)
+        files = _counts(self.files, rows)
+        tested = self.test
+        test_files = self.test_files
+        if tested is not None:
+            rows = _subset(tested, test, rng, f"test samples of {self.name}")
+            tested = tested if rows is None else tested.rows(rows)
+            test_files = _counts(test_files, rows)
+        return replace(self, train=trained, test=tested, files=files, test_files=test_files)
 
-    def standardised(self) -> "Dataset":
-        """Return the dataset standardised by the statistics of its training samples."""
-        how = Standardization.of(self.train)
+    def standardised(self, public: Standardization | None = None) -> "Dataset":
+        """Return the dataset standardised by the statistics of its training samples.
+
+        Args:
+          public: scale that follows from no samples, to use instead.
+        """
+        how = public or Standardization.of(self.train)
         return replace(
             self,
             train=how.apply(self.train),
@@ -216,6 +232,29 @@ class Dataset:
             scale=1.0,
             integers=False,
         )
+
+    def require_public(self, *, standardise: bool = False) -> None:
+        """Refuse data of which a private run would publish exact statistics.
+
+        Args:
+          standardise: whether features will be standardised by their statistics.
+        """
+        if self.published or (self.layout is not None and self.layout.public):
+            return
+        if self.layout is not None:
+            target = self.layout.target
+            raise UserError(
+                f"{self.name}: a private run on a table needs a public `schema` with "
+                "ranges, categories and classes; otherwise it would publish exact means "
+                "and categories of the rows. Draft one with: fedbudget data schema "
+                f"TABLE.csv --target {target} > schema.toml, and review it"
+            )
+        if standardise or self.standardization is not None:
+            raise UserError(
+                f"{self.name}: `standardise` in a private run would publish exact means "
+                "and deviations; scale the arrays by numbers known without the data, or "
+                "pass a table with a `schema`"
+            )
 
     def with_scale_warning(self) -> "Dataset":
         """Add a warning if unscaled features hinder gradient descent.
@@ -297,26 +336,38 @@ class Dataset:
         return np.where(labels == 1, 1, -1).astype(np.float32)
 
 
-def hold_out(size: int, share: float) -> tuple[Int64, Int64]:
+def hold_out(size: int, share: float, seed: int = 0) -> tuple[Int64, Int64]:
     """Return the row numbers to train on and to test on, random but always the same.
 
     Args:
       size: number of rows.
       share: fraction to test on.
+      seed: draws the rows.
     """
     if not 0 <= share < 1:
         raise UserError(f"`test_share` must be at least 0 and below 1, not {share:g}")
-    order = np.random.default_rng(0).permutation(size)
+    order = np.random.default_rng(seed).permutation(size)
     tested = int(size * share)
     return np.sort(order[tested:]), np.sort(order[:tested])
 
 
-def _subset(part: Part, count: int | None, rng: np.random.Generator, what: str) -> Part:
+def _counts(files: tuple[int, ...], rows: Int64 | None) -> tuple[int, ...]:
+    """Return how many of the chosen rows each file has."""
+    if not files or rows is None:
+        return files
+    before = np.searchsorted(rows, np.cumsum((0, *files)))
+    return tuple(np.diff(before).tolist())
+
+
+def _subset(
+    part: Part, count: int | None, rng: np.random.Generator, what: str
+) -> Int64 | None:
+    """Return the rows of a random subset, in order; None for all."""
     if count is None:
-        return part
+        return None
     if not 1 <= count <= len(part):
         raise UserError(f"{count} {what} were requested; there are {len(part)}")
-    return part.rows(np.sort(rng.choice(len(part), count, replace=False)))
+    return np.sort(rng.choice(len(part), count, replace=False))
 
 
 def _deviation(values: Float64) -> Float64:

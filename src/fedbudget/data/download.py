@@ -17,7 +17,7 @@ import io
 import tarfile
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -25,7 +25,8 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from fedbudget import __version__, durable_files
-from fedbudget.data.contents import (
+from fedbudget.errors import UserError, requires_package
+from fedbudget.file_contents import (
     DAMAGED,
     PART,
     Damaged,
@@ -33,7 +34,6 @@ from fedbudget.data.contents import (
     open_contents,
     tar_members,
 )
-from fedbudget.errors import UserError, requires_package
 
 if TYPE_CHECKING:
     from requests import Response
@@ -86,7 +86,7 @@ class File:
                 contents = at_most(stream, self.size, path)
         except Damaged:
             return False
-        return hashlib.sha256(contents.data).hexdigest() == self.sha256
+        return hashlib.sha256(contents).hexdigest() == self.sha256
 
     def limit(self, suffix: str) -> int:
         """Return the most bytes to accept; gzip can enlarge incompressible contents."""
@@ -152,7 +152,11 @@ def mirror(base_url: str, suffix: str = "") -> Source:
 
 
 def archive(
-    url: str, member: str, limit: int, convert: Callable[[bytes], bytes] | None = None
+    url: str,
+    member: str,
+    limit: int,
+    convert: Callable[[bytes], bytes] | None = None,
+    inner: str | None = None,
 ) -> Source:
     """Return a `.tar.gz` or a `.zip` on a web server.
 
@@ -160,13 +164,14 @@ def archive(
       member: path of a file in the archive, with {name} for the file's name.
       limit: the most bytes to download.
       convert: turns a member's contents into the published form of the file.
+      inner: path of a `.zip` inside the `.zip`, if that contains the members.
     """
     parsed = urlsplit(url)
 
     def fetch(wanted: Sequence[File], target: Target) -> None:
         def unpack(path: Path) -> None:
             files = {member.format(name=file.name): file for file in wanted}
-            _unpack(path, files, target, convert)
+            _unpack(path, files, target, convert, inner)
 
         part = target.part(PurePosixPath(parsed.path).name)
         _download(url, part, limit, target.progress, unpack)
@@ -180,16 +185,17 @@ def _unpack(
     wanted: dict[str, File],
     target: Target,
     convert: Callable[[bytes], bytes] | None,
+    inner: str | None,
 ) -> None:
     """Extract the wanted files by member path, also if others are missing or wrong."""
     problems: list[str] = []
     try:
-        with closing(_members(path)) as members:
+        with closing(_members(path, inner)) as members:
             for name, stream in members:
                 if (file := wanted.pop(name, None)) is not None:
                     with _collected(problems):
                         limit = file.size if convert is None else _CONVERTED_LIMIT
-                        contents = at_most(stream, limit, Path(file.name)).tobytes()
+                        contents = bytes(at_most(stream, limit, Path(file.name)))
                         part = target.part(file.name)
                         part.write_bytes(contents if convert is None else convert(contents))
                         target.place(part, file)
@@ -201,10 +207,16 @@ def _unpack(
     _raise_all([*problems, *(f"has no {file.name}" for file in wanted.values())])
 
 
-def _members(path: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
+def _members(path: Path, inner: str | None) -> Generator[tuple[str, IO[bytes]], None, None]:
     """Yield path and contents of every file; read each before the next one."""
     if path.name.removesuffix(PART).endswith(".zip"):
-        with zipfile.ZipFile(path) as zipped:
+        with ExitStack() as stack:
+            zipped = stack.enter_context(zipfile.ZipFile(path))
+            if inner is not None:
+                if inner not in zipped.namelist():
+                    raise Unavailable(f"has no {inner}")
+                nested = stack.enter_context(zipped.open(inner))
+                zipped = stack.enter_context(zipfile.ZipFile(nested))
             for member in zipped.infolist():
                 with zipped.open(member) as contents:
                     yield member.filename, contents
@@ -318,6 +330,15 @@ def _reason(error: BaseException) -> str:
     while (deeper := error.__cause__ or error.__context__) is not None:
         error = deeper
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def plain_text(contents: bytes) -> bytes:
+    r"""Return a text file without quotes and carriage returns.
+
+    >>> plain_text(b'"wd",1\r\n')
+    b'wd,1\n'
+    """
+    return contents.replace(b'"', b"").replace(b"\r", b"")
 
 
 def knowledge_table(spreadsheet: bytes) -> bytes:

@@ -1,11 +1,15 @@
 """Datasets from the user's own data: files, folders, arrays, DataFrames, other samples.
 
-- A file is a `.npz` or a `.csv`. In a folder, each file is the shard of one node.
+- A file is a table (`.csv`, `.parquet` and others) or a `.npz`. In a folder, each file is
+  the shard of one node.
+- Tables with a column of sites are split by it: each site is the shard of one node,
+  whatever file its rows are in. Sites are sorted, numbers by size.
 - Whole numbers and texts as targets are classes. Other numbers are real targets.
 - uint8 features are pixels, scaled to [0, 1].
-- Features and a real target of tables (`.csv`, DataFrame) are standardised by default.
-  Arrays are used unchanged.
-- All tables of a dataset share one layout, computed from training rows only.
+- Features and a real target of tables are standardised by default. Arrays are used
+  unchanged.
+- All tables of a dataset share one layout, computed from training rows only, or given by
+  a public schema. A schema also gives the scale of features.
 - Samples of other kinds are read when they are needed.
 """
 
@@ -33,13 +37,16 @@ from fedbudget.data.columns import (
     class_numbers,
     read_npz,
 )
-from fedbudget.data.dataset import Dataset, Part, hold_out
+from fedbudget.data.dataset import Dataset, Part, Standardization, hold_out
 from fedbudget.data.read_tables import (
     PLAIN,
+    TABLES,
+    by_site,
     from_frame,
     is_frame,
+    is_table,
     read_consistently,
-    read_csv,
+    read_file,
 )
 from fedbudget.data.shards import (
     TARGET_KEYS,
@@ -47,8 +54,18 @@ from fedbudget.data.shards import (
     SampleSequence,
     SampleStore,
 )
-from fedbudget.data.tables import Layout, RawTable, TableOptions, require_usable
+from fedbudget.data.tables import (
+    Layout,
+    RawTable,
+    TableOptions,
+    centre,
+    require_usable,
+)
 from fedbudget.errors import UserError
+from fedbudget.settings.option import choices_text
+
+ENDINGS = (*TABLES, ".npz")
+"""Endings of the files that can be read."""
 
 _MOST_CLASSES = 50  # whole numbers with more distinct values are real targets
 
@@ -62,8 +79,9 @@ Shard: TypeAlias = (
 
 - (x, y) as arrays; y is None without targets;
 - (x, y) with several inputs: x is a mapping or a tuple of arrays;
-- a DataFrame;
-- a sequence of samples, such as a list or a map-style Dataset of PyTorch.
+- a DataFrame or an Arrow table with the target, or (DataFrame, y);
+- a sequence of samples, such as a list, a map-style Dataset of PyTorch or its DataLoader;
+- a Dataset of Hugging Face: a table if `target` names a column, otherwise its samples.
 """
 
 
@@ -79,10 +97,10 @@ def load(
     Args:
       options: for tables, and the classes.
       test_share: fraction to hold out for testing if the data has no test samples.
-      standardise: whether to standardise features; by default only those of a `.csv`.
+      standardise: whether to standardise features; by default only those of tables.
     """
-    paths = _files_of(path)
-    tables = paths[0].suffix == ".csv"
+    paths = paths_of(path)
+    tables = is_table(paths[0])
     if tables:
         raw = read_tables(paths, options, path)
         dataset = from_tables(path.name, raw, options, test_share=test_share)
@@ -91,9 +109,11 @@ def load(
         read = [_with_test(read_npz(each), test_share) for each in paths]
         names = [each.name for each in paths]
         dataset = from_columns(path.name, read, options, names)
-    if not path.is_dir():
+    if path.is_dir() and options.site is None:
+        dataset = replace(dataset, sites=tuple(each.stem for each in paths))
+    elif options.site is None:
         dataset = replace(dataset, files=())
-    return _scaled(dataset, standardise, by_default=tables)
+    return _scaled(dataset, options, standardise, by_default=tables)
 
 
 def load_all(
@@ -109,8 +129,8 @@ def load_all(
       classes: of the model; labels receive their numbers.
       layout: of the model, for tables.
     """
-    paths = _files_of(path)
-    if paths[0].suffix != ".csv":
+    paths = paths_of(path)
+    if not is_table(paths[0]):
         read = [test or train for train, test in map(read_npz, paths)]
     else:
         if layout is not None:
@@ -133,6 +153,7 @@ def from_shards(
     test: Shard | None,
     options: TableOptions = PLAIN,
     *,
+    test_share: float = 0.0,
     standardise: bool | None = None,
     names: Sequence[str] = (),
 ) -> Dataset:
@@ -141,34 +162,45 @@ def from_shards(
     Args:
       test: the test samples, if any.
       options: for DataFrames.
+      test_share: fraction of each shard to hold out if there are no test samples.
       standardise: whether to standardise arrays and DataFrames; by default only the latter.
       names: of the shards, for errors.
     """
     if not shards:
         raise UserError("shards must have at least one node's data")
+    if test is not None and test_share:
+        raise UserError("give `test` or `test_share`, not both")
     names = names or [f"shard {number}" for number in range(len(shards))]
+    shards = [
+        readable(shard, name, options) for shard, name in zip(shards, names, strict=True)
+    ]
+    test = None if test is None else readable(test, "test", options)
     if any(map(is_frame, shards)):
-        dataset = _from_frames("shards", shards, names, test, options)
-        return _scaled(dataset, standardise, by_default=True)
+        dataset = _from_frames("shards", shards, names, test, options, test_share)
+        return _scaled(dataset, options, standardise, by_default=True)
     options.require_unused(names[0])
     if all(map(_is_arrays, shards)) and (test is None or _is_arrays(test)):
-        nodes = [_columns(*each) for each in zip(names, shards, strict=True)]
-        held = [each.rows(np.arange(0)) for each in nodes]
+        nodes = [
+            _with_test((_columns(name, shard), None), test_share)
+            for name, shard in zip(names, shards, strict=True)
+        ]
         if test is not None:
-            held[0] = _columns("test", test)
-        dataset = from_columns("shards", list(zip(nodes, held, strict=True)), options)
-        return _scaled(dataset, standardise, by_default=False)
+            nodes[0] = (nodes[0][0], _columns("test", test))
+        dataset = from_columns("shards", nodes, options)
+        if test is not None:
+            dataset = replace(dataset, test_files=())
+        return _scaled(dataset, options, standardise, by_default=False)
     if standardise:
         raise UserError(
             "`standardise` is for arrays and DataFrames; other samples are used unchanged"
         )
     sequences = [_sequence(name, shard) for shard, name in zip(shards, names, strict=True)]
-    dataset = _from_sequences("shards", sequences, test)
-    return replace(dataset, files=tuple(map(len, sequences)))
+    dataset = _from_sequences("shards", sequences, test, test_share)
+    return replace(dataset, files=dataset.files or tuple(map(len, sequences)))
 
 
 def from_samples(
-    samples: SampleSequence,
+    samples: Shard,
     test: Shard | None,
     options: TableOptions = PLAIN,
     *,
@@ -180,17 +212,32 @@ def from_samples(
     Whole numbers as targets are classes, by which the samples can be distributed.
 
     Args:
-      samples: a DataFrame or any sequence of samples.
+      samples: in a form of `Shard`.
       test: the test samples, if any.
-      options, test_share, standardise: for a DataFrame.
+      options: for a DataFrame.
+      test_share: fraction to hold out if there are no test samples; not of other samples
+        than DataFrames and arrays.
+      standardise: whether to standardise a DataFrame or arrays; by default only the former.
     """
+    samples = readable(samples, "dataset", options)
+    test = None if test is None else readable(test, "test", options)
     if is_frame(samples):
         name = "DataFrame"
         dataset = _from_frames(name, [samples], [name], test, options, test_share)
-        return _scaled(replace(dataset, files=()), standardise, by_default=True)
+        if options.site is None:
+            dataset = replace(dataset, files=())
+        return _scaled(dataset, options, standardise, by_default=True)
+    if _is_arrays(samples):
+        name = "arrays"
+        options.require_unused(name)
+        held = None if test is None else _columns("test", test)
+        pair = _with_test((_columns("dataset", samples), held), test_share)
+        dataset = replace(from_columns(name, [pair], options), files=())
+        return _scaled(dataset, options, standardise, by_default=False)
     name = "samples" if isinstance(samples, list) else type(samples).__name__
+    options.require_unused(name)
     dataset = _from_sequences(name, [_sequence(name, samples)], test)
-    labels = _labels(samples)
+    labels = None if _is_pair(samples) else _labels(samples)
     if labels is None:
         return dataset
     classes = tuple(map(str, np.unique(labels).tolist()))
@@ -205,7 +252,7 @@ def read_tables(
     Args:
       whole: the file or folder that contains all of them, for errors.
     """
-    tables = read_consistently([partial(read_csv, each) for each in paths], options)
+    tables = read_consistently([partial(read_file, each) for each in paths], options)
     require_usable(tables, str(whole))
     return tables
 
@@ -217,30 +264,52 @@ def from_tables(
     *,
     test: RawTable | None = None,
     test_share: float = 0.0,
+    seed: int = 0,
 ) -> Dataset:
-    """Create a dataset from tables, one per node.
+    """Create a dataset from tables, one per node, or with a column of sites.
 
     Args:
-      test: the test samples; by default `test_share` of every table.
+      test: the test samples; by default `test_share` of every table or site.
+      seed: draws the test samples.
     """
-    _require_columns(tables, options, name)
+    schema = options.schema
+    if schema is None:
+        _require_columns(tables, options, name)
+    else:
+        tables = [schema.fitted(table) for table in tables]
+        test = None if test is None else schema.fitted(test)
+    remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
+    names = [Path(table.name).name for table in tables]
+    sites: tuple[str, ...] = ()
+    if options.site is not None:
+        if schema is None:
+            _layout(tables, names, options)  # refuses tables that do not fit together
+        tables = by_site(name, tables, options.site)
+        names = [table.name for table in tables]
+        sites = tuple(names)
     trained = []
     tested = []
     for table in tables:
-        kept, held = hold_out(len(table), test_share if test is None else 0.0)
+        kept, held = hold_out(len(table), test_share if test is None else 0.0, seed)
         trained.append(table.rows(kept))
         tested.append(table.rows(held))
     if test is not None:
         tested[0] = test
-    names = [Path(table.name).name for table in tables]
-    layout = _layout(trained, names, options)
+    layout = _layout(trained, names, options) if schema is None else schema.layout
+    layout = replace(layout, missing=options.missing)
     read = [
         (train.samples(layout.encode(train)), other.samples(layout.encode(other)))
         for train, other in zip(trained, tested, strict=True)
     ]
     dataset = from_columns(name, read, options, names)
-    remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
-    return replace(dataset, layout=layout, remarks=(*remarks, *dataset.remarks))
+    return replace(
+        dataset,
+        layout=layout,
+        remarks=(*remarks, *dataset.remarks),
+        sites=sites,
+        site_column=options.site,
+        test_files=dataset.test_files if test is None else (),
+    )
 
 
 def from_columns(
@@ -258,7 +327,7 @@ def from_columns(
     everything = [columns for pair in read for columns in pair]
     _require_same_kind(name, everything)
     if options.classes is None:
-        classes = _classes(everything)
+        classes = classes_of(everything)
     else:
         classes = tuple(map(category_name, options.classes))
 
@@ -283,6 +352,7 @@ def from_columns(
         _scale(first),
         shape=first.shape,
         files=tuple(map(len, trained)),
+        test_files=tuple(map(len, tested)),
         integers=all(columns.integers for columns in everything),
         remarks=() if remark is None else (remark,),
     )
@@ -313,20 +383,46 @@ def _from_frames(
 
 
 def _from_sequences(
-    name: str, sequences: Sequence[SampleSequence], test: Shard | None
+    name: str,
+    sequences: Sequence[SampleSequence],
+    test: Shard | None,
+    test_share: float = 0.0,
 ) -> Dataset:
     held = [] if test is None else [_sequence("test", test)]
     store = SampleStore([*sequences, *held])
     indices = np.arange(len(store))[:, None]
     end = sum(map(len, sequences))
-    test_part = Part(indices[end:]) if held else None
-    return Dataset(name, Part(indices[:end]), test_part, store=store)
+    if not test_share:
+        test_part = Part(indices[end:]) if held else None
+        return Dataset(name, Part(indices[:end]), test_part, store=store)
+    kept = []
+    tested = []
+    start = 0
+    for sequence in sequences:
+        train, test_rows = hold_out(len(sequence), test_share)
+        kept.append(start + train)
+        tested.append(start + test_rows)
+        start += len(sequence)
+    sizes = tuple(map(len, kept))
+    train_part = Part(indices[np.concatenate(kept)])
+    test_part = Part(indices[np.concatenate(tested)])
+    return Dataset(name, train_part, test_part, store=store, files=sizes)
 
 
-def _scaled(dataset: Dataset, standardise: bool | None, *, by_default: bool) -> Dataset:
+def _scaled(
+    dataset: Dataset, options: TableOptions, standardise: bool | None, *, by_default: bool
+) -> Dataset:
     if standardise or (standardise is None and by_default):
-        return dataset.standardised()
+        return dataset.standardised(public_scale(options))
     return dataset if standardise is False else dataset.with_scale_warning()
+
+
+def public_scale(options: TableOptions) -> Standardization | None:
+    """Return the standardisation by the ranges of a schema; None without a schema."""
+    schema = options.schema
+    if schema is None:
+        return None
+    return Standardization(*schema.scale, *centre(schema.target_range))
 
 
 def _layout(
@@ -363,8 +459,32 @@ def _with_test(
     return train.rows(kept), train.rows(held)
 
 
+def readable(value: Any, name: str, options: TableOptions) -> Any:
+    """Return samples in a form of `Shard` that is read here, whatever holds them."""
+    if hasattr(value, "batch_sampler") and hasattr(value, "collate_fn"):  # a DataLoader
+        if getattr(value.collate_fn, "__name__", "") != "default_collate":
+            raise UserError(
+                f"{name} is a DataLoader with its own collate_fn: pass its dataset, and "
+                "TorchModel(..., collate=...)"
+            )
+        value = value.dataset
+    tensors: Any = getattr(value, "tensors", ())
+    if type(value).__name__ == "TensorDataset" and len(tensors) == 2:
+        x, y = tensors
+        plain = str(x.dtype) == "torch.float32" and str(y.dtype) == "torch.int64"
+        if plain and x.ndim > 1 and y.ndim == 1:  # what arrays would become in PyTorch
+            return x.numpy(force=True), y.numpy(force=True)
+    if hasattr(value, "column_names") and hasattr(value, "with_format") and options.target:
+        return value.with_format("arrow")[:]  # of Hugging Face
+    return value
+
+
 def _columns(name: str, shard: Any) -> Columns:
+    if not _is_pair(shard):
+        raise UserError(f"{name} must be (x, y), like the other samples")
     x, y = shard
+    if hasattr(x, "toarray"):
+        raise UserError(f"{name}: x is a sparse matrix; pass x.toarray()")
     try:
         features = np.asarray(x)
         targets = None if y is None else np.asarray(y)
@@ -375,23 +495,26 @@ def _columns(name: str, shard: Any) -> Columns:
     return check_arrays(name, features, targets)
 
 
-def _files_of(path: Path) -> list[Path]:
+def paths_of(path: Path) -> list[Path]:
+    """Return the file, or the files in a folder, sorted."""
     if path.is_dir():
-        files = sorted(each for each in path.iterdir() if each.suffix in (".csv", ".npz"))
+        files = sorted(each for each in path.iterdir() if each.suffix.lower() in ENDINGS)
         if not files:
             raise UserError(
-                f"{path} has no .csv or .npz file; a folder must hold one file per node"
+                f"{path} has no {choices_text(ENDINGS)} file; a folder must hold one file "
+                "per node"
             )
-        if len({each.suffix for each in files}) > 1:
+        kinds = sorted({each.suffix for each in files})
+        if len(kinds) > 1:
             raise UserError(
-                f"{path} has .csv and .npz files; a folder must hold one kind, "
+                f"{path} has {' and '.join(kinds)} files; a folder must hold one kind, "
                 "one file per node"
             )
         return files
     if not path.exists():
         raise UserError(f"{path} does not exist")
-    if path.suffix not in (".csv", ".npz"):
-        raise UserError(f"{path}: only .csv and .npz files can be read")
+    if path.suffix.lower() not in ENDINGS:
+        raise UserError(f"{path}: only {choices_text(ENDINGS)} files can be read")
     return [path]
 
 
@@ -413,7 +536,7 @@ def _require_same_kind(name: str, files: Sequence[Columns]) -> None:
         )
 
 
-def _classes(files: Sequence[Columns]) -> tuple[str, ...]:
+def classes_of(files: Sequence[Columns]) -> tuple[str, ...]:
     """Return the class names in order; empty for real targets or without targets."""
     if files[0].targets is None:
         return ()
@@ -428,8 +551,8 @@ def _classes(files: Sequence[Columns]) -> tuple[str, ...]:
 
 
 def _part(name: str, columns: Columns, classes: tuple[str, ...]) -> Part:
-    names = columns.class_names
-    if not classes or names is None:
+    names = columns.class_names if classes else None
+    if names is None:
         return Part(columns.x, None, columns.numbers)
     return Part(columns.x, class_numbers(name, classes, names), columns.numbers)
 
@@ -443,7 +566,11 @@ def _is_pair(shard: Any) -> bool:
 
 
 def _is_arrays(shard: Any) -> bool:
-    return _is_pair(shard) and not isinstance(shard[0], Mapping | tuple)
+    return (
+        _is_pair(shard)
+        and not isinstance(shard[0], Mapping | tuple)
+        and not is_frame(shard)
+    )
 
 
 def _sequence(name: str, shard: Any) -> SampleSequence:

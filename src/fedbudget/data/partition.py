@@ -1,12 +1,13 @@
 """How samples are distributed over nodes.
 
 The paper's Cases 1-4, Dirichlet(α), a number of labels per node, and random draws for
-fleets larger than the data. Every function returns the row numbers of each node. No node
-is empty; if that is impossible, an error explains it. All random choices use the given
-generator.
+fleets larger than the data. Natural partitions have one node per site: per file, or per
+value of a column, by which files.py splits tables. Every function returns the row numbers
+of each node. No node is empty; if that is impossible, an error explains it. All random
+choices use the given generator.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,14 @@ Rows = list[Int64]
 """Row numbers, one array per node; nodes with the same shard share one array."""
 
 CASES = (1, 2, 3, 4)
-_FIELDS = {"case": "case", "dirichlet": "alpha", "labels": "labels", "draw": "draws"}
+_FIELDS = {
+    "case": "case",
+    "dirichlet": "alpha",
+    "labels": "labels",
+    "draw": "draws",
+    "by": "by",
+}
+_TYPES: Mapping[str, Callable[[str], float | str]] = {"dirichlet": float, "by": str.strip}
 _CLUSTERS = 10
 
 
@@ -31,17 +39,19 @@ class Partition:
       alpha: each label is split by Dirichlet(alpha) over the nodes.
       draws: samples that each node draws at random, with replacement.
       labels: labels per node.
+      by: column of tables whose values are the nodes.
 
     >>> Partition.parse("dirichlet:0.5").alpha
     0.5
-    >>> Partition.parse("draw:30").draws
-    30
+    >>> Partition.parse("by:hospital").by
+    'hospital'
     """
 
     case: int | None = None
     alpha: float | None = None
     draws: int | None = None
     labels: int | None = None
+    by: str | None = None
 
     def __post_init__(self) -> None:
         if self.case is not None and self.case not in CASES:
@@ -56,18 +66,23 @@ class Partition:
             raise UserError(
                 f"labels:{self.labels}: a node has samples of at least one label"
             )
+        if self.by == "":
+            raise UserError("partition by: needs the name of a column, such as by:hospital")
 
     @classmethod
     def parse(cls, text: str) -> "Partition":
-        """Parse `case:2`, `dirichlet:0.5`, `labels:2`, `draw:30` or `files`."""
+        """Parse `case:2`, `dirichlet:0.5`, `labels:2`, `draw:30`, `by:site` or `files`."""
         if text == "files":
             return cls()
         kind, _, value = text.partition(":")
         try:
-            number = float(value) if kind == "dirichlet" else int(value)
+            number = _TYPES.get(kind, int)(value)
             field = _FIELDS[kind]
         except (KeyError, ValueError):
-            use = "use case:1 to case:4, dirichlet:ALPHA, labels:K, draw:SAMPLES or files"
+            use = (
+                "use case:1 to case:4, dirichlet:ALPHA, labels:K, draw:SAMPLES, by:COLUMN "
+                "or files"
+            )
             raise UserError(f"partition {text!r} is not understood; {use}") from None
         return cls(**{field: number})  # type: ignore[arg-type]
 
@@ -77,6 +92,11 @@ class Partition:
             if value is not None:
                 return f"{kind}:{value:g}" if kind == "dirichlet" else f"{kind}:{value}"
         return "files"
+
+    @property
+    def natural(self) -> bool:
+        """Whether the nodes are the sites of the data: its files, or values of a column."""
+        return str(self) == "files" or self.by is not None
 
 
 def split(
@@ -122,7 +142,7 @@ def split(
 
 
 def by_file(sizes: Sequence[int]) -> Rows:
-    """Return consecutive rows for each node, given the size of each node's file."""
+    """Return consecutive rows for each node, given the size of each file or site."""
     return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
 
 

@@ -1,4 +1,4 @@
-"""The paper's published datasets: their files, local folders and downloads.
+"""Published datasets: their files, local folders and downloads.
 
 - A dataset is searched for in `--data-dir`, then in `FEDBUDGET_DATA`, then in the user's
   cache folder. All of its files come from one folder or archive, so that different copies
@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbudget.data.contents import PART
 from fedbudget.data.download import (
     File,
     Progress,
@@ -25,8 +24,10 @@ from fedbudget.data.download import (
     archive,
     knowledge_table,
     mirror,
+    plain_text,
 )
 from fedbudget.errors import UserError
+from fedbudget.file_contents import PART
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,24 @@ cifar-10 data_batch_5.bin 30730000 755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67
 cifar-10 test_batch.bin 30730000 8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b
 energy energydata_complete.csv 11979363 2820bf712ad0275cb18b85a05250926100d8e65ebb9f4d2d016ca91ea152a25d
 user-knowledge user_knowledge.csv 12175 86f11893ad1be525c0c2fd8dda9983bd6bf52c42416bcacdd7a77016b43dec4c
+tcga-brca brca.csv 113184 07cb53423f7d579d33cfdbf2cba57b2aee75318b85866c68ce39a75b1f1ba020
+tcga-brca centers.csv 4274 d610df2dae0203ea229c9579747ed3eb8d28e137c5378f55acc6fe6b4632bb1d
+beijing-air PRSA_Data_Aotizhongxin_20130301-20170228.csv 2660337 ee2015d9e240a240ce0efb0541497ac47f6f194d6b7038195cb03e864826ef20
+beijing-air PRSA_Data_Changping_20130301-20170228.csv 2546749 8c1178baf279402eefe3003a810efd6b972959299a9d9369774e575b9d30af93
+beijing-air PRSA_Data_Dingling_20130301-20170228.csv 2500380 789e8191371b47d752ba22ffab39e544ff083257cd7c5c2af61f67d29ba6bc39
+beijing-air PRSA_Data_Dongsi_20130301-20170228.csv 2461119 351df2eded346bc6eb2d4cfdc3cb3b9f29b4f3fe34ca606a62cbd5beeaad6731
+beijing-air PRSA_Data_Guanyuan_20130301-20170228.csv 2520301 14793824f1216777da8d0dcfd332e034825e7922c9cf2e8777b159a989758060
+beijing-air PRSA_Data_Gucheng_20130301-20170228.csv 2479151 5952e3f2fc1bd8eb9de34aaf6266ff32df7ef77ba1029d841051b23b5897c137
+beijing-air PRSA_Data_Huairou_20130301-20170228.csv 2465804 fb63d57dc28d1bb795b15816fe24ac236f58e7a84fee1198181f3faf783d6bb2
+beijing-air PRSA_Data_Nongzhanguan_20130301-20170228.csv 2664120 9753b3722b4ad70e4ca909b119511f360dcbbf1d83eda30951154db58401adbc
+beijing-air PRSA_Data_Shunyi_20130301-20170228.csv 2445726 184a7bbbb959c5cf51bbdb926aa961c5af8fa4000aacfb56055c1f0130a6aadd
+beijing-air PRSA_Data_Tiantan_20130301-20170228.csv 2479496 18023a1059e2cfae6c23edc1579bb36b0e9af48aaa45d849a8a07353d1e753ea
+beijing-air PRSA_Data_Wanliu_20130301-20170228.csv 2484033 7724e7d14762fd27207ac7b7c06d08bfadbae6c3ff2219c714f9361e2afe7a3d
+beijing-air PRSA_Data_Wanshouxigong_20130301-20170228.csv 2695513 3484fbdbb56a8da92de9caf9f3a3f66b1ec03dfdd203f215afc39cefd163f7ce
+parkinsons parkinsons_updrs.data 911261 f2c7d5025dec4e92e7feae367a5f7ccf58789a10ac6b54bdf15976c599f9dd39
+cmapss train_FD001.txt 3515356 963b5e22825b34d8b21c69e1aeb4af3e647050eb672ee8834ba4b5d91d2de0f8
+shakespeare input.txt 1115394 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
+omniglot images_background_small1.zip 1319022 f38eb80f801274ac2b4dff5b24289016bfaba4a7d5bb50deebf27104ad6cb8a4
 """  # noqa: E501
 
 
@@ -89,6 +108,7 @@ _CVDF = "https://storage.googleapis.com/cvdf-datasets"
 _ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _GITHUB = "https://raw.githubusercontent.com"
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
+_NASA = "https://phm-datasets.s3.amazonaws.com/NASA"
 _UCI = "https://archive.ics.uci.edu/static/public"
 
 _DATASETS = (
@@ -161,6 +181,84 @@ _DATASETS = (
                 convert=knowledge_table,
             ),
         ),
+    ),
+    PublishedDataset(
+        name="tcga-brca",
+        title="survival with breast cancer, 6 regions",
+        samples=352,
+        licence="NIH GDC open access, no re-identification; table of FLamby: MIT",
+        files=_files("tcga-brca"),
+        folders=("tcga-brca", "natural/tcga-brca"),
+        sources=(mirror(f"{_GITHUB}/owkin/FLamby/main/flamby/datasets/fed_tcga_brca/"),),
+    ),
+    PublishedDataset(
+        name="beijing-air",
+        title="air quality at 12 stations",
+        samples=412_029,
+        licence="CC BY 4.0",
+        files=_files("beijing-air"),
+        folders=("beijing-air", "natural/beijing-air"),
+        sources=(
+            archive(
+                f"{_UCI}/501/beijing+multi+site+air+quality+data.zip",
+                "PRSA_Data_20130301-20170228/{name}",
+                limit=50_000_000,
+                convert=plain_text,
+                inner="PRSA2017_Data_20130301-20170228.zip",
+            ),
+        ),
+    ),
+    PublishedDataset(
+        name="parkinsons",
+        title="voices of 42 patients with Parkinson's",
+        samples=5875,
+        licence="CC BY 4.0",
+        files=_files("parkinsons"),
+        folders=("parkinsons", "natural/parkinsons-telemonitoring"),
+        sources=(
+            archive(f"{_UCI}/189/parkinsons+telemonitoring.zip", "{name}", limit=5_000_000),
+        ),
+    ),
+    PublishedDataset(
+        name="cmapss",
+        title="wear of 100 jet engines, FD001",
+        samples=20_631,
+        licence="work of the US government (NASA)",
+        files=_files("cmapss"),
+        folders=("cmapss", "natural/cmapss-fd001"),
+        sources=(
+            archive(
+                f"{_NASA}/6.+Turbofan+Engine+Degradation+Simulation+Data+Set.zip",
+                "{name}",
+                limit=50_000_000,
+                convert=plain_text,
+                inner="6. Turbofan Engine Degradation Simulation Data Set/CMAPSSData.zip",
+            ),
+            archive(
+                "https://zenodo.org/records/15346912/files/CMAPSSData.zip",
+                "{name}",
+                limit=50_000_000,
+                convert=plain_text,
+            ),
+        ),
+    ),
+    PublishedDataset(
+        name="shakespeare",
+        title="next character, 99 roles of plays",
+        samples=198_000,
+        licence="public domain",
+        files=_files("shakespeare"),
+        folders=("shakespeare", "natural/shakespeare-roles"),
+        sources=(mirror(f"{_GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare/"),),
+    ),
+    PublishedDataset(
+        name="omniglot",
+        title="136 characters drawn by 20 people",
+        samples=2720,
+        licence="MIT",
+        files=_files("omniglot"),
+        folders=("omniglot", "natural/omniglot-small"),
+        sources=(mirror(f"{_GITHUB}/brendenlake/omniglot/master/python/"),),
     ),
 )
 

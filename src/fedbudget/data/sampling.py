@@ -5,6 +5,9 @@
   per shard size, not once per node.
 - Within an epoch no sample is used twice. Samples at the end of an epoch that do not fill a
   mini-batch are skipped.
+- A node on another machine mixes a secret of its own into the seed, unless its owner trusts
+  the aggregator. Otherwise the aggregator, which chooses the seed, would know the samples
+  of each mini-batch.
 - If a shard is smaller than a mini-batch, every mini-batch contains all of its samples,
   some of them one time more than others.
 - Every local update draws a new mini-batch. The exception is the first update after an
@@ -15,6 +18,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,7 +56,7 @@ class BatchIndices:
     def updates_of(self) -> Int64:
         """The number of updates of each node, [nodes]."""
         if self.counts is None:
-            return np.full(len(self.group), self.updates)
+            return np.full(len(self.group), self.positions.shape[1])
         return self.counts
 
     @classmethod
@@ -94,9 +98,12 @@ class Sampler:
       sizes: number of samples of each node, [nodes].
       batch: samples per mini-batch, or None for the whole shard.
       seed: the same for every node.
+      secret: mixed into the seed; None for the paper's common positions.
     """
 
-    def __init__(self, sizes: Int64, batch: int | None, seed: int) -> None:
+    def __init__(
+        self, sizes: Int64, batch: int | None, seed: int, secret: int | None = None
+    ) -> None:
         if batch is not None and batch < 1:
             raise UserError(f"`batch_size` must be at least 1, not {batch}")
         self.batch = batch
@@ -104,7 +111,9 @@ class Sampler:
         distinct, self._group = np.unique(sizes, return_inverse=True)
         self._streams: list[_Stream] = []
         if batch is not None:
-            self._streams = [_Stream(size, batch, seed) for size in distinct.tolist()]
+            own = () if secret is None else (secret,)
+            rng = partial(generator, seed, Stream.MINI_BATCHES, *own)
+            self._streams = [_Stream(size, batch, rng()) for size in distinct.tolist()]
         self._last: Positions | None = None
         self._last_used = 0
 
@@ -168,8 +177,8 @@ class _Stream:
       left: remaining mini-batches of the epoch, [mini-batches, batch].
     """
 
-    def __init__(self, size: int, batch: int, seed: int) -> None:
-        self._rng = generator(seed, Stream.MINI_BATCHES)
+    def __init__(self, size: int, batch: int, rng: np.random.Generator) -> None:
+        self._rng = rng
         self._shared = False  # with a fork, which must not see our draws
         self._size = size
         # One of the next two is 1.

@@ -11,6 +11,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -195,6 +196,14 @@ class Shards:
     def rows_of(self, node: int) -> NDArray[np.int32]:
         """Return the row numbers of one node's shard."""
         return self.rows[self.start[node] : self.start[node] + self.size[node]]
+
+    @cached_property
+    def kernel_arrays(self) -> tuple[Any, ...]:
+        """All arrays of these shards, in the order in which kernels take them."""
+        table = self.table
+        table.require_arrays()
+        scale = np.float32(table.scale)
+        return table.x, table.y, scale, self.rows, self.start, self.size
 
     def __len__(self) -> int:
         return len(self.size)

@@ -64,7 +64,15 @@ from fedbudget.budget.budget import Costs, Ledger
 from fedbudget.budget.control import Reason
 from fedbudget.data.sampling import Sampler, SamplerState
 from fedbudget.data.shards import Shards, Table
-from fedbudget.engines.engine import Condition, Engine, Observer, Pay, Save, no_payment
+from fedbudget.engines.engine import (
+    After,
+    Condition,
+    Engine,
+    Observer,
+    Pay,
+    Save,
+    no_payment,
+)
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
 from fedbudget.protocol.state import Outcome, Phase, Round
@@ -162,6 +170,7 @@ class BaselineEngine(Engine):
         interrupted: Condition = lambda: False,
         save: Save = lambda: None,
         pay: Pay = no_payment,
+        after: After = lambda outcome: None,
     ) -> Outcome:
         now = self._counters.read
         self._mark = now()  # of the last round's end, without the time of observers
@@ -173,7 +182,9 @@ class BaselineEngine(Engine):
             observe(self._record(loss, nodes), start)
             self._mark += now() - paused
         save()
-        return Outcome(self.w, stopped_by, self.ledger)
+        outcome = Outcome(self.w, stopped_by, self.ledger)
+        after(outcome)
+        return outcome
 
     def _stopped_by(self, interrupted: Condition) -> str | None:
         if not self._number:

@@ -5,7 +5,8 @@ implement `Nodes`. The baselines are engines of their own (baselines.py).
 
 Rules of the loop:
 
-- The privacy payment of a round is on disk before its result is sent or observed.
+- The privacy payment of a round is on disk before its result is sent or observed. A second
+  answer of a restarted node to the same round is paid for too (`SecondAnswers`).
 - A round is observed after the next one has begun. Nodes on other machines work
   meanwhile, and the clock never stops: a time budget is wall time from the first broadcast
   to the end. Simulated nodes begin to work only when the loop waits for them, so their
@@ -20,6 +21,7 @@ called at any time and from any thread.
 import logging
 import signal
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -37,9 +39,21 @@ from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.features.feature import NodeTimes
 from fedbudget.protocol.features.workload import updates_of
-from fedbudget.protocol.messages import Broadcast, FinalRound, Report
+from fedbudget.protocol.messages import (
+    Broadcast,
+    FinalRound,
+    PersonalReport,
+    PersonalRound,
+    Private,
+    Report,
+    ReportLayout,
+    SampleNormRound,
+    SampleRound,
+    default_layout,
+)
 from fedbudget.protocol.objections import Objector
 from fedbudget.protocol.outliers import Outlier
+from fedbudget.protocol.personal import Personal, SiteFigures, figures_of
 from fedbudget.protocol.state import AggregatorState, Outcome, Round
 from fedbudget.protocol.sums import NoisySums, Sums
 from fedbudget.resources import round_usage
@@ -48,6 +62,11 @@ from fedbudget.resources.resource import Usage
 
 Observer = Callable[[Round, Float32], None]
 """Called after every round with its record and the w that it started with."""
+
+After = Callable[[Outcome], None]
+"""Called once with the outcome."""
+
+PERSONAL_PATIENCE = 600.0
 
 Condition = Callable[[], bool]
 Save = Callable[[], None]
@@ -90,6 +109,7 @@ class Engine(ABC):
         interrupted: Condition = lambda: False,
         save: Save = lambda: None,
         pay: Pay = no_payment,
+        after: After = lambda outcome: None,
     ) -> Outcome:
         """Run rounds until the budget is spent.
 
@@ -98,6 +118,7 @@ class Engine(ABC):
           interrupted: called after every round; the run ends if it returns True.
           save: called when an interrupted run can be resumed from the current state.
           pay: records the privacy cost of a round before its result is sent or observed.
+          after: called after the last round, before nodes are dismissed.
 
         Returns: the model and the reason for stopping.
         """
@@ -153,8 +174,10 @@ class RoundEngine(Engine):
         interrupted: Condition = lambda: False,
         save: Save = lambda: None,
         pay: Pay = no_payment,
+        after: After = lambda outcome: None,
     ) -> Outcome:
         outcome = self._run_rounds(observe, interrupted, save, pay)
+        after(outcome)
         reason = "the aggregator was interrupted" if interrupted() else "the run is over"
         self.nodes.dismiss(reason)
         return outcome
@@ -173,9 +196,12 @@ class RoundEngine(Engine):
         bytes_before = nodes.wire_bytes
         while isinstance(message, Broadcast):
             broadcast = message
-            terms = RoundTerms()
+            terms = _ANY_TERMS
             if self.policy is not None:
                 broadcast, terms = self.policy.announce(aggregator, message)
+            second = SecondAnswers(aggregator, broadcast, pay)
+            if nodes.remote:
+                terms = replace(terms, pay_again=second.pay)
             nodes.begin(broadcast, terms)
             if last is not None:
                 paused = read()
@@ -200,6 +226,9 @@ class RoundEngine(Engine):
             began = now
             bytes_before += wire_bytes
             message = self._receive(broadcast, collected, used, wire_bytes)
+            if second.count:
+                aggregator.charge(second.costs)
+                message = aggregator.pending or aggregator.outcome or message
             settle(aggregator, pay)
             record = completed_record(aggregator.last, collected)
             self._rounds += 1
@@ -295,6 +324,41 @@ class RoundEngine(Engine):
                 )
         self._excluded |= new.keys()
 
+    def personalise(self, w: Float32, *, figures: bool) -> "PersonalModels | None":
+        """Let each node correct w on its own rows, after the last round.
+
+        This is outside of the budget. Nodes that do not answer within
+        `PERSONAL_PATIENCE` seconds are left out.
+
+        Args:
+          w: the result of the run.
+          figures: whether nodes report how good their models are.
+
+        Returns: what is known of the models; None if no node answered.
+        """
+        nodes = self.nodes
+        statuses = nodes.node_statuses()
+        if nodes.remote and all(each.state == "away" for each in statuses):
+            return None
+        # Two rounds after the last: no node expects a difference to the last w.
+        number = self.aggregator.state.round + 2
+        broadcast = PersonalRound(
+            round=number,
+            w=w,
+            report=default_layout(PersonalRound) if figures else ReportLayout(),
+            figures=figures,
+        )
+        began = time.perf_counter()
+        patience = PERSONAL_PATIENCE
+        nodes.begin(broadcast, RoundTerms(timeout=patience, left=patience))
+        collected = nodes.finish()
+        seconds = time.perf_counter() - began
+        if not collected.enough:
+            return None
+        report = collected.reports
+        assert isinstance(report, PersonalReport)
+        return PersonalModels(figures_of(report), nodes.personal_models(), seconds)
+
     def wake(self) -> None:
         self.nodes.wake()
 
@@ -330,6 +394,56 @@ def completed_record(record: Round | None, collected: "Collected") -> Round:
     )
 
 
+class SecondAnswers:
+    """Payments for second answers to a round in which nodes add the noise.
+
+    A node that restarts has lost the secret of its noise. Its second answer has other noise
+    than the first, so both together reveal more, as if the round had been made twice.
+    """
+
+    def __init__(self, aggregator: Aggregator, broadcast: Broadcast, pay: Pay) -> None:
+        self.count = 0
+        self._aggregator = aggregator
+        self._broadcast = broadcast
+        self._pay = pay
+
+    def pay(self) -> bool:
+        """Record another payment of the round; False if too little is left for it."""
+        broadcast = self._broadcast
+        if not isinstance(broadcast, SampleRound | SampleNormRound):
+            return True  # the noise is added later, or the masked sum is paid for
+        ledger = self._aggregator.ledger
+        left = ledger.budget.privacy_part(ledger.budget.array - ledger.spent)
+        if (self.count + 2) * broadcast.rho > left:
+            return False
+        self._pay(broadcast.round, broadcast.rho)
+        self.count += 1
+        return True
+
+    @property
+    def costs(self) -> Costs:
+        """What they cost together."""
+        assert isinstance(self._broadcast, Private)
+        rho = self.count * self._broadcast.rho
+        amount = self._aggregator.ledger.budget.privacy_amount(rho)
+        return Costs(np.zeros_like(amount), amount)
+
+
+@dataclass(frozen=True)
+class PersonalModels:
+    """The personal models of nodes.
+
+    Args:
+      figures: how good they are, by node number; without nodes that keep theirs.
+      models: the models by node number, if nodes are simulated.
+      seconds: until the last node had fitted its model.
+    """
+
+    figures: Mapping[int, SiteFigures]
+    models: Mapping[int, Personal]
+    seconds: float
+
+
 @dataclass(frozen=True)
 class RoundTerms:
     """Terms of a round with nodes on other machines.
@@ -341,6 +455,7 @@ class RoundTerms:
       needs_reports: whether every report is needed; otherwise reports may be summed on
         arrival.
       resting: numbers of nodes that are not asked unless the others are too few.
+      pay_again: pays for a second answer of a restarted node; False if that is impossible.
     """
 
     least: int = 1
@@ -348,6 +463,11 @@ class RoundTerms:
     left: float = float("inf")
     needs_reports: bool = True
     resting: Collection[int] = ()
+    pay_again: Callable[[], bool] = lambda: True
+
+
+_ANY_TERMS = RoundTerms()
+"""Terms of rounds of simulated nodes, which all answer at once."""
 
 
 class Nodes(ABC):
@@ -390,6 +510,10 @@ class Nodes(ABC):
 
     def traffic(self) -> Mapping[str, int]:
         """Network traffic so far: bytes and counts by name."""
+        return {}
+
+    def personal_models(self) -> Mapping[int, Personal]:
+        """Personal models by node number, if nodes are simulated; others keep theirs."""
         return {}
 
     @abstractmethod
@@ -439,8 +563,8 @@ class Collected(Protocol):
         """Metrics on the nodes' test samples, if requested and available."""
 
     @property
-    def waited(self) -> Sequence[float]:
-        """Seconds until the answer of each member of a network."""
+    def waited(self) -> Mapping[int, float]:
+        """Seconds until each member's answer, by the number of its first node."""
 
     @property
     def line_seconds(self) -> Mapping[int, float]:

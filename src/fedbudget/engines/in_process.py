@@ -26,6 +26,7 @@ import numpy as np
 from fedbudget.arrays import Flags, Float32, Float64, Int64
 from fedbudget.data.shards import Shards
 from fedbudget.engines.engine import Nodes, RoundTerms
+from fedbudget.engines.noise import SimulatedSums
 from fedbudget.errors import UserError
 from fedbudget.protocol.features.compression import saved_bytes
 from fedbudget.protocol.features.drift import DriftPart
@@ -36,10 +37,12 @@ from fedbudget.protocol.messages import (
     Kind,
     LocalError,
     LossReport,
+    PersonalReport,
+    PersonalRound,
     Report,
-    UpdateReport,
 )
-from fedbudget.protocol.sums import Sums, branches
+from fedbudget.protocol.personal import Personal, report_of
+from fedbudget.protocol.sums import NoisySums, Sums, branches
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import round_usage
 from fedbudget.resources.counters import ResourceCounters
@@ -88,7 +91,7 @@ class SimulatedRound:
       usages: of each node group.
     """
 
-    reports: Report | Sums
+    reports: Report | Sums | NoisySums
     numbers: Int64
     usages: Sequence[Usage]
     enough: bool = True
@@ -97,7 +100,7 @@ class SimulatedRound:
     times: None = None  # nodes are measured together
     peers: None = None  # simulated nodes are trusted
     evaluation: None = None  # the aggregator's process has all test samples
-    waited: tuple[float, ...] = ()
+    waited: Mapping[int, float] = field(default_factory=dict)
     line_seconds: Mapping[int, float] = field(default_factory=dict)
 
     def usage(
@@ -114,6 +117,7 @@ class SimulatedNodes(Nodes):
       remembers: whether checkpoints include the nodes' memory. Otherwise nodes of a
         resumed run start without memory.
       compress: compression of vectors, which the byte counts simulate.
+      secure: opens the sums of reports, with secure aggregation.
     """
 
     engine: ClassVar[str]
@@ -124,11 +128,17 @@ class SimulatedNodes(Nodes):
         *,
         remembers: bool = True,
         compress: Kind = "none",
+        secure: SimulatedSums | None = None,
     ) -> None:
         self._present = present
         self._remembers = remembers
         self._compress = compress
+        self._secure = secure
         self._broadcast: Broadcast | None = None
+
+    @abstractmethod
+    def personal_models(self) -> dict[int, Personal]:
+        """Return the personal model of each node by its number, after a `PersonalRound`."""
 
     @abstractmethod
     def answer(self, broadcast: Broadcast, present: Flags | None) -> SimulatedRound:
@@ -167,8 +177,15 @@ class SimulatedNodes(Nodes):
     def finish(self) -> SimulatedRound:
         assert self._broadcast is not None
         # Drawn only now: a checkpoint between `begin` and `finish` precedes the round.
-        present = None if self._present is None else next(self._present)
-        return self.answer(self._broadcast, present)
+        present = None
+        if self._present is not None and not isinstance(self._broadcast, PersonalRound):
+            present = next(self._present)
+        answered = self.answer(self._broadcast, present)
+        if self._secure is None or isinstance(self._broadcast, PersonalRound):
+            return answered
+        assert isinstance(answered.reports, Report)
+        opened = self._secure.opened(answered.reports, self._broadcast)
+        return replace(answered, reports=opened)
 
     def state(self, meters: dict[str, Any]) -> SimulationState:
         present = self._present
@@ -227,6 +244,9 @@ class InProcessNodes(SimulatedNodes):
     def trials(self, rounds: Sequence[Broadcast]) -> Sequence[Usage]:
         return [self._trial_group.trial(rounds)]
 
+    def personal_models(self) -> dict[int, Personal]:
+        return self._group.personal
+
     def memory(self) -> tuple[NodeGroupState]:
         return (self._group.memory(),)
 
@@ -256,7 +276,9 @@ class NodeGroup:
         self._sizes = np.array([fleet.sizes.sum() for fleet in fleets])
         self._ever_present: Flags = np.zeros(len(fleets), dtype=bool)
         self._previous: Flags = self._ever_present  # fleets of the last round: up to date
+        self._informed = 0  # nodes of the last round's fleets
         self._sums: Sums | None = None
+        self.personal: dict[int, Personal] = {}  # models by node number, at the end
 
     def report(
         self, broadcast: Broadcast, present: Flags | None = None
@@ -268,13 +290,19 @@ class NodeGroup:
 
         Returns: the report, None if no fleet takes part; and the usage.
         """
+        if isinstance(broadcast, PersonalRound):
+            return self._personalise(broadcast)
         now = self._counters.read
         if present is None:
             present = self._all
-        informed = int(self._nodes[self._previous & present].sum())
-        self._previous = present
-        self._ever_present = self._ever_present | present
-        if not present.any():
+        if present is self._previous:
+            informed = self._informed
+        else:
+            informed = int(self._nodes[self._previous & present].sum())
+            self._informed = int(self._nodes[present].sum())
+            self._previous = present
+            self._ever_present = self._ever_present | present
+        if not informed and not present.any():
             return None, Usage({}, nodes=0)
 
         fleets = list(itertools.compress(self._fleets, present))
@@ -302,8 +330,8 @@ class NodeGroup:
         """
         began = self._counters.read()
         report, usage = self.report(broadcast, present)
-        if report is None:
-            return None, usage
+        if report is None or isinstance(report, PersonalReport):
+            return report, usage
         report.require_answers(broadcast)
         self._sums = Sums.of(report, broadcast.report, self._begins)
         sums = replace(self._sums, all_data=self._all_data(), report=None)
@@ -316,6 +344,24 @@ class NodeGroup:
         }
         usage = replace(usage, readings=readings, here=False)
         return sums if self._summed else report, usage
+
+    def personal_models(self) -> dict[int, Personal]:
+        """Return the personal model of each node by its number."""
+        return self.personal
+
+    def _personalise(self, broadcast: PersonalRound) -> tuple[Report, Usage]:
+        began = self._counters.read()
+        reports = []
+        for fleet in self._fleets:
+            models = fleet.personalise(broadcast.w)
+            numbers = fleet.numbers.tolist()
+            self.personal.update(zip(numbers, models, strict=True))
+            reports.append(report_of(broadcast, fleet.numbers, fleet.sizes, models))
+        used = self._counters.read() - began
+        report = Report.merge(reports)
+        return report, Usage(
+            self._counters.readings(used - used, used, 1), len(report.nodes)
+        )
 
     def distance_sums(self, name: str, mean: Float32) -> Float64:
         """Distance sums of the last round's vectors; see `Sums`."""
@@ -348,6 +394,7 @@ class NodeGroup:
                 fleet.recall(state)
         self._ever_present = memory.met
         self._previous = memory.before
+        self._informed = int(self._nodes[memory.before].sum())
         return self._all_data()
 
     @cached_property
@@ -371,6 +418,8 @@ def _wire_bytes(broadcast: Broadcast, report: Report, informed: int) -> int:
     sent = informed * broadcast.wire_bytes
     if informed < nodes:
         sent += (nodes - informed) * broadcast.wire_bytes_with_catch_up
+    if broadcast.compress == "none":
+        return sent + report.wire_bytes
     drift = broadcast.part(DriftPart)
     vectors = 1 if drift is None or drift.mean is None else 2
     compressed = nodes * len(report.vectors) + informed * vectors
@@ -453,8 +502,8 @@ class Attack:
     def on(self, report: Report, broadcast: Broadcast) -> Report:
         """Return the report with the w_i of attackers replaced."""
         attackers = report.nodes >= self.first
-        updates = isinstance(report, UpdateReport)
-        name = "updates" if updates else "w"
+        name = next(iter(report.vectors), "w")
+        updates = name != "w"
         reported = report.vectors.get(name)
         if reported is None or self.name == "label-flip" or not attackers.any():
             return report

@@ -12,22 +12,32 @@ its result leaves the process (`PaymentLog`). If the aggregator is killed and re
 round, it has published two results and paid for both. The protocol does no I/O: an
 aggregator exposes its `payment`, and the engine records it (`engine.settle`). With secure
 aggregation nodes add the noise, and a round is paid for before they open its sum.
+
+**Secure aggregation of simulated nodes** (`SimulatedSums`) has the integers, the noise and
+the payments of masked sums. Masks cancel, so they are left out.
 """
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 
-from fedbudget.arrays import Float64
+from fedbudget import durable_files
+from fedbudget.arrays import Float64, Int64
 from fedbudget.budget.budget import Costs
 from fedbudget.engines.engine import Pay, no_payment
 from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.messages import Broadcast, Private, Report
+from fedbudget.protocol.sums import NoisySums, Sums
 from fedbudget.randomness import Stream, gaussian, generator, random_bytes
+from fedbudget.secure.contents import PrivateContents
+from fedbudget.secure.discrete_gaussian import discrete_gaussian
 
 PAID = "privacy.jsonl"
 
@@ -59,8 +69,15 @@ class SeededNodeNoise:
     def draw(
         self, round_: int, node: int, update: int, inputs: bytes, size: int
     ) -> Float64:
-        stream = generator(self.seed, Stream.SAMPLE_PRIVACY, round_, node, update)
-        return stream.standard_normal(size)
+        return self._stream(round_, node, update).standard_normal(size)
+
+    def draw_integers(
+        self, round_: int, node: int, update: int, inputs: bytes, size: int, bits: int
+    ) -> Int64:
+        return discrete_gaussian(size, bits, self._stream(round_, node, update).bytes)
+
+    def _stream(self, round_: int, node: int, update: int) -> np.random.Generator:
+        return generator(self.seed, Stream.SAMPLE_PRIVACY, round_, node, update)
 
 
 @dataclass(frozen=True)
@@ -75,8 +92,63 @@ class SecretNodeNoise:
     def draw(
         self, round_: int, node: int, update: int, inputs: bytes, size: int
     ) -> Float64:
-        key = self.secret + f"{round_} {node} {update} ".encode() + inputs
+        key = self._key(round_, node, update, inputs)
         return gaussian(hashlib.shake_256(key).digest(random_bytes(size)), size)
+
+    def draw_integers(
+        self, round_: int, node: int, update: int, inputs: bytes, size: int, bits: int
+    ) -> Int64:
+        key = self._key(round_, node, update, inputs)
+        blocks = count()
+
+        def random(length: int) -> bytes:
+            block = key + next(blocks).to_bytes(8, "big")
+            return hashlib.shake_256(block).digest(length)
+
+        return discrete_gaussian(size, bits, random)
+
+    def _key(self, round_: int, node: int, update: int, inputs: bytes) -> bytes:
+        return self.secret + f"{round_} {node} {update} ".encode() + inputs
+
+
+@dataclass
+class SimulatedSums:
+    """Opens the sum of the reports of simulated nodes, with a share of the noise of each.
+
+    Args:
+      sharers: m, the number of shares that have the noise paid for.
+      seed: seed of the noise; None for secret noise.
+
+    Attributes:
+      pay: writes the payment of a round before its sum is opened.
+    """
+
+    sharers: int
+    seed: int | None = None
+    pay: Pay = no_payment
+
+    def opened(self, report: Report, broadcast: Broadcast) -> Sums | NoisySums:
+        """Return the sum over all nodes of a report.
+
+        Raises:
+          WorkError: the nodes are too few for the noise.
+        """
+        assert isinstance(broadcast, Private)
+        nodes = len(report.nodes)
+        if nodes <= self.sharers:
+            raise WorkError(
+                f"{nodes} nodes are left, {self.sharers + 1} are needed to open a sum"
+            )
+        contents = PrivateContents.of(broadcast, self.sharers)
+        random = os.urandom
+        if self.seed is not None:
+            random = generator(self.seed, Stream.NOISE_SHARES, broadcast.round).bytes
+        total = contents.values(report) + contents.noise(nodes, random)
+        self.pay(broadcast.round, broadcast.rho)
+        known = contents.open(
+            broadcast, total.view(np.uint64), report.nodes, report.sizes, 0
+        )
+        return known.sums
 
 
 @dataclass(frozen=True)
@@ -96,12 +168,9 @@ class PaymentLog:
           WorkError: the file cannot be written; the result of the round must not be sent.
         """
         path = self.folder / PAID
-        line = json.dumps({"round": round_, "rho": rho}) + "\n"
+        line = json.dumps({"round": round_, "rho": rho})
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
+            durable_files.append_line(path, line.encode())
         except OSError as error:
             raise WorkError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -132,12 +201,19 @@ def open_payments(aggregator: Aggregator | None, folder: Path, *, resumed: bool)
 
 
 def paid_in(folder: Path) -> float:
-    """Return the ρ of all payments of a run; an unfinished line was not a payment."""
+    """Return the ρ of all payments of a run.
+
+    A last line without an end was not a payment: its round was never sent. Any other damage
+    is refused.
+    """
     path = folder / PAID
     if not path.is_file():
         return 0.0
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    *lines, _ = path.read_bytes().split(b"\n")
     try:
-        return sum(float(json.loads(line)["rho"]) for line in lines if line.endswith("\n"))
+        paid = [float(json.loads(line)["rho"]) for line in lines]
+        if not all(0 <= rho < math.inf for rho in paid):
+            raise ValueError("a payment is not a positive number")
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
+    return sum(paid)

@@ -11,10 +11,15 @@ from the same factory and replays the broadcasts. Every `COPY_INTERVAL` rounds, 
 the group's memory goes into the object store of its machine. It shortens the replay unless
 the machine is lost too. Then the round is requested again. The result is the same bit for
 bit.
+
+A cluster of this machine listens on loopback only, and accepts only processes that have its
+token: anyone who can connect to a Ray cluster can run code as its user. Ray reads the token
+when it is imported, so a program that has imported Ray earlier must set its own.
 """
 
 import contextlib
 import os
+import secrets
 import socket
 import sys
 import warnings
@@ -22,10 +27,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+
+if "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
+    os.environ["RAY_AUTH_MODE"] = "token"
+    own = Path("~/.ray/auth_token").expanduser()
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & {*os.environ} and not own.exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
 import ray
+from ray._private import ray_constants
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from fedbudget import python_file
@@ -39,6 +53,7 @@ from fedbudget.engines.in_process import (
 from fedbudget.errors import UserError, WorkError
 from fedbudget.models.compiling import numba_if_installed
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.personal import Personal
 from fedbudget.protocol.sums import Sums
 from fedbudget.resources.resource import Usage
 
@@ -82,7 +97,10 @@ def cluster(address: str | None) -> Iterator[float]:
                 host, _, port = address.removeprefix("ray://").rpartition(":")
                 socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
             # Ray warns about a future change for GPUs.
-            with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            with (
+                warnings.catch_warnings(action="ignore", category=FutureWarning),
+                _on_loopback() if address is None else contextlib.nullcontext(),
+            ):
                 _connect(address or "local", options)
         except (RayError, OSError, ValueError, RuntimeError) as error:
             place = "on this machine" if address is None else f"at {address}"
@@ -94,6 +112,24 @@ def cluster(address: str | None) -> Iterator[float]:
     finally:
         if ours:
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a new cluster listen on loopback, as Ray does on macOS and Windows."""
+    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    given = os.environ.get(name)
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    os.environ[name] = "0"  # for Ray's processes
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        if given is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = given
 
 
 def _connect(address: str, options: dict[str, Any]) -> None:
@@ -186,6 +222,10 @@ class RayNodes(SimulatedNodes):
         all_data = sum(group.all_data for group in self._groups)
         sums = replace(merged, all_data=all_data, distances=self.distance_sums)
         return SimulatedRound(sums, numbers, usages)
+
+    def personal_models(self) -> dict[int, Personal]:
+        parts = self._each(self._groups, lambda group: group.call("personal_models"))
+        return {number: model for part in parts for number, model in part.items()}
 
     def memory(self) -> tuple[NodeGroupState, ...]:
         return tuple(self._each(self._groups, lambda group: group.call("memory")))

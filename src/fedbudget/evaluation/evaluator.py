@@ -2,7 +2,8 @@
 
 Rules:
 - A round is evaluated for the w that it started with, and its record holds the metrics. A w
-  that reaches a target is the result of the run.
+  that reaches a target is the result of the run. If validation reaches a target loss, the
+  result is the model that validation chose.
 - Test samples are used after every 1 / `evaluations` of the budget and in the final round
   (points.py), four times as often if a target or the kept model depends on them. Test
   samples at nodes are evaluated by the engine; their results arrive with the round.
@@ -10,9 +11,12 @@ Rules:
   often. If these are at the nodes, targets.py states the required evidence.
 - Every decision follows from the records, so a resumed run continues as if it had not
   stopped. The best model on test samples is stored in the run folder (kept.py).
+- No node alone reaches a target: a metric on test samples of nodes counts only if three
+  nodes have some, and if it reaches the target also without each one of them.
 - A target that cannot be evaluated is refused before the run starts.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,12 +27,15 @@ import numpy as np
 from fedbudget.arrays import Float32
 from fedbudget.errors import UserError, unknown
 from fedbudget.evaluation.kept import KeptModel
-from fedbudget.evaluation.metrics import Tally, metric_names, spread
+from fedbudget.evaluation.metrics import Tally, metric_names, spread, totals_without_one
 from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.evaluation.targets import NOISE, MetricTarget, has_stalled, well_below
 from fedbudget.launch.prepared import PreparedRun, evaluation_points
+from fedbudget.protocol.outliers import FEWEST
 from fedbudget.protocol.state import Round
 from fedbudget.runs.record import RoundRecord
+
+_LOG = logging.getLogger("fedbudget.network")
 
 
 @dataclass(frozen=True)
@@ -65,12 +72,14 @@ class Evaluator:
 
     Attributes:
       best: the best w on test samples, if the run keeps it.
-      at_target: the w that reached a target, if any.
+      target_reached: whether a target ended the run.
+      at_target: the w that reached it, unless validation chooses the result.
     """
 
     def __init__(self, prepared: PreparedRun) -> None:
         settings = prepared.settings
         self.best: KeptModel | None = None
+        self.target_reached = False
         self.at_target: KeptModel | None = None
         self._prepared = prepared
         self._keeps_best = settings.keep == "best-on-test"
@@ -78,6 +87,8 @@ class Evaluator:
             raise UserError("`keep` best-on-test needs test samples, and there are none")
         self._points = evaluation_points(settings)
         self._confirmations = self._points
+        self._tellers: Sequence[Tally] = ()  # latest tally of each node
+        self._warned = False
         self._node_metrics: list[tuple[Float32, HeldOutMetrics]] = []
         self._w0 = prepared.model.initial(settings.seed)
         self._first = self._evaluate(self._w0)
@@ -86,7 +97,7 @@ class Evaluator:
     @property
     def kept(self) -> KeptModel | None:
         """The model to return instead of w^f, if there is one."""
-        return self.at_target or self.best
+        return self.at_target if self.target_reached else self.best
 
     def resume(self, earlier: Sequence[RoundRecord], folder: Path) -> None:
         """Continue after the rounds of an earlier process."""
@@ -130,15 +141,21 @@ class Evaluator:
         """
         record = rounds[-1]
         for target in self._targets:
-            if target.metric == "loss" and self._prepared.validates:
+            by_validation = target.metric == "loss" and self._prepared.validates
+            if by_validation:
                 value = record.validation
             elif target.metric == "loss":
                 value = self._training_loss(target, rounds, round_, w)
             else:
                 value = metrics.value(target.metric)
-            if value is not None and target.reached_by(value):
-                loss = value if target.metric == "loss" else record.loss
-                self.at_target = KeptModel(record.round, w.copy(), loss)
+            reached = value is not None and target.reached_by(value)
+            if reached and target.metric != "loss":
+                reached = self._is_confirmed(target)
+            if value is not None and reached:
+                self.target_reached = True
+                if not by_validation:
+                    loss = value if target.metric == "loss" else record.loss
+                    self.at_target = KeptModel(record.round, w.copy(), loss)
                 return "target"
         if self._keeps_best and metrics.loss is not None:
             rank = (0.0 if metrics.accuracy is None else -metrics.accuracy, metrics.loss)
@@ -166,6 +183,29 @@ class Evaluator:
             reached[str(target)] = value is not None and target.reached_by(value)
         return reached
 
+    def _is_confirmed(self, target: MetricTarget) -> bool:
+        """Return whether a target is reached without the test samples of any one node.
+
+        Nodes on other machines may send false counts. With secure aggregation only their
+        sum is known.
+        """
+        if not self._prepared.nodes_test or self._prepared.sums is not None:
+            return True
+        if len(self._tellers) < FEWEST:
+            if not self._warned:
+                _LOG.warning(
+                    "%s does not end the run: it needs test samples at %d or more nodes",
+                    target,
+                    FEWEST,
+                )
+            self._warned = True
+            return False
+        for rest in totals_without_one(self._tellers):
+            value = HeldOutMetrics.over_nodes([rest]).value(target.metric)
+            if value is None or not target.reached_by(value):
+                return False
+        return True
+
     def _evaluate(self, w: Float32) -> HeldOutMetrics:
         model = self._prepared.model
         test = self._prepared.test
@@ -178,6 +218,7 @@ class Evaluator:
         """Return the metrics that arrived from nodes, and remember them for `final`."""
         if evaluation is None:
             return HeldOutMetrics()
+        self._tellers = evaluation.nodes
         metrics = HeldOutMetrics.over_nodes(evaluation.nodes)
         known = [(w, metrics)]
         if self.best is not None:

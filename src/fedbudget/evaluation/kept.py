@@ -13,6 +13,7 @@ from safetensors.numpy import save
 
 from fedbudget.arrays import Float32
 from fedbudget.errors import UserError
+from fedbudget.file_contents import parsed_json, require_tensors
 
 KEPT = "kept.safetensors"
 
@@ -45,8 +46,9 @@ class KeptModel:
         if not path.is_file():
             return None
         try:
+            require_tensors(path)
             with safe_open(path, framework="numpy") as file:
-                known = json.loads(file.metadata()["fedbudget"])
+                known = parsed_json(file.metadata()["fedbudget"])
                 first, second = known["rank"]
                 rank = (float(first), float(second))
                 w = file.get_tensor("w")

@@ -18,13 +18,14 @@ Rules:
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedbudget.arrays import Flags, Float32, Float64, Int64
 from fedbudget.data.dataset import Standardization
-from fedbudget.data.shards import Table
+from fedbudget.data.sampling import BatchIndices
+from fedbudget.data.shards import Shards, Table
 from fedbudget.models.base import Model, Targets, loss_over
 from fedbudget.models.own import FunctionModel
 
@@ -44,6 +45,12 @@ ERRORS = ("rmse", "mae", "r2")
 
 _MOST_CLASSES = 1000
 """Classes of a `FunctionModel`, at most. It predicts class numbers."""
+
+_MOST_ERROR = 1e12
+"""Largest squared error of a row that counts; a diverged model has larger ones."""
+
+_MOST_BLOCKS = 200
+"""Blocks of rows whose losses are measured, if there is no score of each row."""
 
 _REAL = ("real", "raw", "auto")
 """Values of `Model.target` with which y can be a real number."""
@@ -105,6 +112,19 @@ class ClassCounts:
         alike = len(scores) == len(parts) and len({each.shape for each in scores}) == 1
         histograms = np.sum(scores, axis=0) if alike else None
         return cls(total[0], total[1], total[2], histograms)
+
+    def scaled(self, part: float) -> "ClassCounts":
+        """Return a part of all counts, rounded; at least one sample stays."""
+        counts = [
+            None if each is None else np.rint(part * each).astype(np.int64)
+            for each in (self.actual, self.predicted, self.right, self.scores)
+        ]
+        actual, predicted, right, scores = counts
+        assert actual is not None
+        assert predicted is not None
+        assert right is not None
+        actual[np.argmax(self.actual)] = max(1, actual.max())
+        return ClassCounts(actual, predicted, right, scores)
 
     @property
     def accuracy(self) -> float:
@@ -197,6 +217,64 @@ class ErrorSums:
 
 
 @dataclass(frozen=True)
+class RowScores:
+    """A score of each row, whose mean is a metric.
+
+    Args:
+      metric: `accuracy` for classes, `rmse` for real targets (the root of the mean, in the
+        unit of the model), and `loss` for anything else.
+      values: 0 or 1, squared errors, or the mean loss, [rows].
+      targets: targets that the scores are for, [rows].
+    """
+
+    metric: str
+    values: Float64
+    targets: Float64
+
+    @classmethod
+    def of(cls, model: Model, w: Float32, table: Table) -> "RowScores":
+        """Score w on each row of a table.
+
+        Args:
+          model: the model.
+          w: its parameters, [parameters].
+          table: the samples.
+        """
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            outputs, y = _outputs_and_targets(model, w, table)
+        targets = np.asarray(y, np.float64)
+        if outputs is not None:
+            right = _right(model, table, outputs, y)
+            if right is not None:
+                return cls("accuracy", right.astype(np.float64), targets)
+            if outputs.shape[1] == 1 and model.target in _REAL:
+                errors = outputs[:, 0].astype(np.float64) - targets
+                return cls(
+                    "rmse", np.clip(np.nan_to_num(errors**2), 0, _MOST_ERROR), targets
+                )
+        blocks = np.array_split(np.arange(len(table)), min(len(table), _MOST_BLOCKS))
+        losses = model.losses(
+            w[None], Shards.of(table, blocks), BatchIndices.whole(len(blocks))
+        )
+        sizes = [len(block) for block in blocks]
+        return cls("loss", np.repeat(np.nan_to_num(losses), sizes), targets)
+
+
+def _right(model: Model, table: Table, outputs: Float32, y: Targets) -> Flags | None:
+    """Return which predictions of a class are right; None if there are no classes."""
+    if model.target == "binary" and outputs.shape[1] == 1:
+        return np.asarray((outputs[:, 0] >= 0) == (y > 0), np.bool_)
+    integers = model.target in ("classes", "raw") or np.issubdtype(y.dtype, np.integer)
+    if model.target not in ("classes", "raw", "auto") or not (table.labels and integers):
+        return None
+    if isinstance(model, FunctionModel):
+        return np.asarray(outputs[:, 0] == y, np.bool_) if outputs.shape[1] == 1 else None
+    if outputs.shape[1] < 2 or model.target == "raw":
+        return None
+    return np.asarray(outputs.argmax(axis=1) == y, np.bool_)
+
+
+@dataclass(frozen=True)
 class Tally:
     """Sums of one w on some samples.
 
@@ -262,6 +340,18 @@ class Tally:
             {name: mean(part.own[name] for part in parts) for name in names},
         )
 
+    def capped(self, most: int) -> "Tally":
+        """Return the tally with the weight of at most `most` samples."""
+        if self.samples <= most:
+            return self
+        part = most / self.samples
+        classes = None if self.classes is None else self.classes.scaled(part)
+        errors = self.errors
+        if errors is not None:
+            sums = {name: part * value for name, value in vars(errors).items()}
+            errors = ErrorSums(**sums)
+        return replace(self, samples=most, classes=classes, errors=errors)
+
     def metrics(self) -> dict[str, float]:
         """Compute all metrics by name.
 
@@ -283,6 +373,18 @@ class Tally:
         if self.errors is not None:
             return {"rmse": math.sqrt(self.errors.spread / self.samples)}
         return {}
+
+
+def totals_without_one(parts: Sequence[Tally]) -> list[Tally]:
+    """Combine all tallies but one, once for each of at least two tallies."""
+    before: list[list[Tally]] = [[]]
+    after: list[list[Tally]] = [[]]
+    for part in parts[:-1]:
+        before.append([Tally.total([*before[-1], part])])
+    for part in reversed(parts[1:]):
+        after.append([Tally.total([part, *after[-1]])])
+    pairs = zip(before, reversed(after), strict=True)
+    return [Tally.total([*first, *last]) for first, last in pairs]
 
 
 def spread(parts: Sequence[Tally]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedbudget import __version__, durable_files
+from fedbudget.data.partition import Partition
 from fedbudget.errors import UserError, key
 from fedbudget.experiments.pool import unordered, unordered_on_ray
 from fedbudget.launch.execute import execute
@@ -37,6 +38,9 @@ RowKind = Literal["run", "round"]
 
 Columns = dict[str, list[Any]]
 """Values by column: one for the run, or one for each of its rounds."""
+
+Measure = Callable[[Settings], Columns]
+"""Makes a run and returns its figures."""
 
 Progress = Callable[[int, int, int], None]
 """Receives the number of finished runs, of all runs, and of failed runs."""
@@ -78,11 +82,13 @@ _DATA_SETTINGS = (
     "drop",
     "categorical",
     "impute",
+    "missing",
     "classes",
     "standardise",
+    "schema",
     "test_share",
 )
-"""The settings that determine the samples of a dataset."""
+"""The settings that determine the samples of a dataset, besides a column of sites."""
 
 _dataset = lru_cache(maxsize=2)(load_dataset)  # neighbouring cells mostly use the same data
 
@@ -119,17 +125,18 @@ def attempt(
     each: RowKind,
     engine: EngineName = "in-process",
     testbed: Testbed | None = None,
+    measure: Measure | None = None,
 ) -> Columns | Failure:
     """Make a run. An error must not stop the other runs, so it is returned.
 
-    A testbed is for measured costs. With a testbed, runs with simulated costs are made in
-    process.
+    `measure` replaces the run and its columns. A testbed is for measured costs. With a
+    testbed, runs with simulated costs are made in process.
     """
     make = run_in_process
     if engine == "network" and (testbed is None or settings.costs == "measured"):
         make = partial(_run_over_network, testbed=testbed)
     try:
-        return columns(make(settings), each)
+        return columns(make(settings), each) if measure is None else measure(settings)
     except UserError as error:
         return Failure(error.spelled(key))
     except Exception as error:
@@ -153,6 +160,7 @@ class CellStore:
       each: the content of a row.
       engine: the engine of the runs. Ray only distributes runs that are made in process.
       testbed: of the node processes, with engine network.
+      measure: a function of a module that replaces the run and its columns.
     """
 
     def __init__(
@@ -161,15 +169,19 @@ class CellStore:
         each: RowKind,
         engine: EngineName = "in-process",
         testbed: Testbed | None = None,
+        measure: Measure | None = None,
     ) -> None:
         self._folder = folder / "cells"
         self._on_ray = engine == "ray"
         if self._on_ray:
             engine = "in-process"
         self._how: Any = {"each": each, "engine": engine, "testbed": testbed}
+        self._how["measure"] = measure
         self._key = f"fedbudget {__version__}\neach {each}: {COLUMNS[each]}\n"
         if engine != "in-process":
             self._key += f"engine {engine} {testbed}\n"
+        if measure is not None:
+            self._key += f"measure {measure.__module__}.{measure.__qualname__}\n"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -242,17 +254,31 @@ class CellStore:
 def made_ready(settings: Settings) -> Iterator[SimulatedRun]:
     """Prepare a run in one thread: parallel kernels would slow down parallel runs."""
     with _one_thread(numba_if_installed()):
-        of_data = Settings(**{name: getattr(settings, name) for name in _DATA_SETTINGS})
-        prepared = simulate(settings, Overrides(dataset=_dataset(of_data)))
+        prepared = simulate(settings, Overrides(dataset=_dataset(_of_data(settings))))
         # A model that needs torch has imported it by now.
         with _one_thread(sys.modules.get("torch")):
             yield prepared
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit the kernels, and torch if it is imported, to one thread."""
+    with _one_thread(numba_if_installed()), _one_thread(sys.modules.get("torch")):
+        yield
+
+
+def _of_data(settings: Settings) -> Settings:
+    """Return the settings of the dataset alone: runs with the same data share it."""
+    names = [*_DATA_SETTINGS]
+    if Partition.parse(settings.partition or "files").by is not None:
+        names.append("partition")
+    return Settings(**{name: getattr(settings, name) for name in names})
+
+
 def run_in_process(settings: Settings) -> Result:
     """Make a run in one thread."""
     with made_ready(settings) as prepared:
-        return uninterrupted(execute(prepared))
+        return execute(prepared).uninterrupted()
 
 
 def _run_over_network(settings: Settings, testbed: Testbed | None) -> Result:
@@ -261,14 +287,7 @@ def _run_over_network(settings: Settings, testbed: Testbed | None) -> Result:
 
     slowed = {} if testbed is None else asdict(testbed)
     with on_this_machine(settings, **slowed) as prepared:
-        return uninterrupted(execute(prepared))
-
-
-def uninterrupted(result: Result) -> Result:
-    """Return the result, or raise KeyboardInterrupt if Ctrl-C ended the run."""
-    if result.stopped_by == "interrupted":
-        raise KeyboardInterrupt
-    return result
+        return execute(prepared).uninterrupted()
 
 
 @contextmanager

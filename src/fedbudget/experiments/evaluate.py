@@ -12,16 +12,26 @@ import numpy as np
 from fedbudget import data, python_file
 from fedbudget.data.columns import read_npz
 from fedbudget.data.dataset import Dataset
-from fedbudget.data.files import load_all
-from fedbudget.data.read_tables import PLAIN, delimiter_of
+from fedbudget.data.files import ENDINGS, load_all
+from fedbudget.data.read_tables import (
+    PLAIN,
+    TEXT_FILES,
+    delimiter_of,
+    encoding_of,
+    is_table,
+    read_arrow,
+)
 from fedbudget.data.tables import RawTable, TableOptions
-from fedbudget.errors import UserError, as_user_error
+from fedbudget.errors import UserError, as_user_error, printable
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.launch.inputs import build_model, from_file
 from fedbudget.models.base import Model
 from fedbudget.runs.folder import Run
 from fedbudget.runs.saved_model import SavedModel
-from fedbudget.trained.model import TrainedModel, read_table, rebuild
+from fedbudget.settings.option import choices_text
+from fedbudget.trained.model import TrainedModel, model_path, read_table, rebuild
+
+_LONGEST_CELL = 10_000  # characters
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,7 @@ def evaluate(
     data_dir: str | None = None,
     *,
     model: str | None = None,
+    site: str | None = None,
 ) -> Evaluation:
     """Evaluate a run's model on the test samples of a dataset; on all if it has none.
 
@@ -60,14 +71,16 @@ def evaluate(
       options: of a table, in addition to those of the run.
       data_dir: the folder of datasets, if not that of the run.
       model: FILE.py:NAME of a model that was passed from Python or has moved.
+      site: name of a node whose personal model to evaluate.
 
     Returns:
       The metrics.
     """
-    saved = run.model()
-    own = run.settings.table_options()
+    saved = run.model() if site is None else SavedModel.load(model_path(run.path, site))
+    # The model has the layout of its schema, whose file may have changed.
+    own = replace(run.settings, schema=None).table_options()
     target = options.target or own.target
-    options = replace(own, target=target, drop=own.drop + options.drop)
+    options = replace(own, target=target, drop=own.drop + options.drop, site=None)
     dataset = _dataset(name, options, data_dir or run.settings.data_dir, saved)
 
     def build(known: str) -> Model:
@@ -136,9 +149,11 @@ class Predictions:
         return len(self.columns["prediction"])
 
     def to_csv(self) -> str:
+        """Return the table as CSV. Cells start no formula in a spreadsheet."""
         text = io.StringIO()
         rows = zip(*self.columns.values(), strict=True)
-        csv.writer(text, lineterminator="\n").writerows([list(self.columns), *rows])
+        cells = [[_cell(each) for each in row] for row in [list(self.columns), *rows]]
+        csv.writer(text, lineterminator="\n").writerows(cells)
         return text.getvalue()
 
 
@@ -147,8 +162,8 @@ def predict(trained: TrainedModel, path: Path, drop: tuple[str, ...] = ()) -> Pr
 
     Args:
       trained: the model.
-      path: a `.csv`, a `.npz` with an array x, or FILE.py:NAME.
-      drop: columns of a `.csv` to ignore.
+      path: a table, a `.npz` with an array x, or FILE.py:NAME.
+      drop: columns of a table to ignore.
 
     Returns:
       The predictions.
@@ -158,14 +173,14 @@ def predict(trained: TrainedModel, path: Path, drop: tuple[str, ...] = ()) -> Pr
         dataset = from_file(path).dataset
         sources = (dataset.raw, dataset.store, dataset.train.x)
         x = next(each for each in sources if each is not None)
-    elif path.suffix == ".csv":
+    elif is_table(path):
         x = read_table(trained.samples, path, drop)
     elif path.suffix == ".npz" and path.is_file():
         x = read_npz(path)[0].x
     else:
         wrong = "it does not exist"
         if path.exists():
-            wrong = "only .csv and .npz files can be read"
+            wrong = f"only {choices_text(ENDINGS)} files can be read"
         raise UserError(f"cannot predict for {path}: {wrong}")
 
     outputs = trained.outputs(x)
@@ -180,9 +195,21 @@ def predict(trained: TrainedModel, path: Path, drop: tuple[str, ...] = ()) -> Pr
         for name, each in zip(meaning.classes, probabilities.T, strict=True):
             columns[f"probability_{name}"] = each
     texts = {name: _texts(values) for name, values in columns.items()}
-    if path.suffix != ".csv":
+    if not is_table(path):
         return Predictions(texts)
     return Predictions({**_other_columns(path, x), **texts}, _unseen(trained, x))
+
+
+def _cell(text: str) -> str:
+    """Return a text without control characters, and with ' before a formula."""
+    text = printable(text, _LONGEST_CELL)
+    if not text.startswith(("=", "+", "-", "@")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
 def _texts(values: np.ndarray[Any, Any]) -> list[str]:
@@ -192,8 +219,12 @@ def _texts(values: np.ndarray[Any, Any]) -> list[str]:
 
 def _other_columns(path: Path, table: RawTable) -> dict[str, list[str]]:
     """Return the columns of a table's file that are not features, unchanged."""
+    if path.suffix.lower() not in TEXT_FILES:
+        columns = read_arrow(path)
+        others = [name for name in columns if name not in table.columns]
+        return {name: [*map(str, columns[name].tolist())] for name in others}
     rows = set(table.lines.tolist())
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with path.open(newline="", encoding=encoding_of(path)) as file:
         delimiter = delimiter_of(file.readline())
         file.seek(0)
         reader = csv.reader(file, delimiter=delimiter)

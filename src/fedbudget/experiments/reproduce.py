@@ -31,12 +31,11 @@ from fedbudget.experiments.sweep import RESULTS, read_rows
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.settings.settings import Settings
 
-_RUNS = 15
-_QUICK_RUNS = 2
 _MADE = "made.json"
 _TITLE = (
     "Adaptive Federated Learning in Resource Constrained Edge Computing Systems, reproduced"
 )
+_OWN_TITLE = "Figures of fedbudget"
 _OWN_CLAIMS = "Claims of this project:"
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -102,16 +101,13 @@ def choose(
 
 
 def grid_size(figure: Figure, *, runs: int | None = None, quick: bool = False) -> GridSize:
-    """Return the size of a figure's grid; long figures have one run per setting.
+    """Return the size of a figure's grid.
 
     Args:
       runs: of each setting, if not the default.
       quick: use a small grid with few runs.
     """
-    default = _QUICK_RUNS if quick else _RUNS
-    if figure.long:
-        default = 1
-    return GridSize(runs or default, quick)
+    return GridSize(runs or figure.default_runs(quick=quick), quick)
 
 
 def make(
@@ -142,7 +138,9 @@ def make(
     made = {"of": figure.made_of(settings, size, on)}
     durable_files.replace(folder / _MADE, (json.dumps(made) + "\n").encode())
     picture = figure.draw(rows)
-    picture.suptitle(f"{figure.title}, on {on}", fontsize="medium")
+    # The panels of several tasks name their data.
+    title = figure.title if len(settings) > 1 else f"{figure.title}, on {on}"
+    picture.suptitle(title, fontsize="medium")
     for form in ("png", "svg"):
         with durable_files.replacing(folder / f"{figure.name}.{form}") as file:
             picture.savefig(file, format=form)
@@ -183,7 +181,7 @@ def write_report(made: Sequence[FigureResult], out: Path) -> tuple[Path, ...]:
 
 def markdown(made: Sequence[FigureResult], out: Path) -> str:
     """Return the page, with links to pictures relative to `out`."""
-    lines = [f"# {_TITLE}", "", _summary(made), "", "## Claims"]
+    lines = [f"# {_title(made)}", "", _summary(made), "", "## Claims"]
     for quote, claims in _by_quote(made).items():
         table = [("claim", "measured", "holds", "figure")]
         for name, claim in claims:
@@ -230,8 +228,8 @@ def html(made: Sequence[FigureResult]) -> str:
     lines = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{_TITLE}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{_TITLE}</h1>\n<p>{escape(_summary(made))}</p>\n<h2>Claims</h2>",
+        f"<title>{_title(made)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{_title(made)}</h1>\n<p>{escape(_summary(made))}</p>\n<h2>Claims</h2>",
         f"<table><thead>{claims_head}</thead><tbody>",
         *rows,
         "</tbody></table>\n<h2>Figures</h2>",
@@ -276,6 +274,12 @@ def _by_quote(made: Sequence[FigureResult]) -> dict[str, list[tuple[str, Claim]]
         for claim in each.claims:
             quotes.setdefault(claim.quote, []).append((each.name, claim))
     return dict(sorted(quotes.items(), key=lambda item: not item[0]))
+
+
+def _title(made: Sequence[FigureResult]) -> str:
+    """Return the title of the page, which depends on whose claims it has."""
+    of_the_paper = any(claim.quote for each in made for claim in each.claims)
+    return _TITLE if of_the_paper else _OWN_TITLE
 
 
 def _holds(claim: Claim) -> str:

@@ -122,7 +122,7 @@ class Sweep:
 
         # The settings outside of the grid may be compatible only with those in it.
         def cell(**chosen: Any) -> Settings:
-            return Settings.combined({**given, **chosen}, task=task)
+            return Settings.combined({**given, **chosen}, task=task, command="sweep")
 
         cells = _product(where, lists, cell)
         return cls(cells[0], tuple(lists), cells, each)

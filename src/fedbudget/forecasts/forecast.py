@@ -1,11 +1,16 @@
 """Forecasts from a run's records: the result at a budget, and the cost of a target.
 
-- The forecast is of the run's result: the loss of w^f, and its accuracy on test samples.
-  Both have an interval with probability `LEVEL`. If a forecast is impossible, a reason
-  replaces it.
-- The curve (curve.py) is F(w^f), with the noise of mini-batches. Progress has two axes:
-  the spending of the resource nearest to its limit, and the work Σ τη. Other resources
-  follow from the cost of a round.
+- The forecast is of the run's result: its loss, and its accuracy on test samples. The loss
+  is the validation loss if validation chooses the result, else the training loss. Both
+  have an interval with probability `LEVEL`. If a forecast is impossible, a reason replaces
+  it.
+- The curve (curve.py) of a run with validation is V(w^v), the lowest validation loss so
+  far. It is known without noise, because the same rows choose the result, and it never
+  rises. Without validation, the curve is F(w^f), with the noise of mini-batches.
+- A run that ended because validation stopped improving has the forecast that nothing
+  improves. The low end of its interval is that of the curve, as far as it can be tested.
+- Progress has two axes: the spending of the resource nearest to its limit, and the work
+  Σ τη. Other resources follow from the cost of a round.
 - The fall of η at the end of a budget costs no progress. Smaller steps lose as much as
   the vanishing noise and oscillation gain. So η counts as if it had not fallen.
 - A run that resumes after the fall has had that gain, and its η falls a second time. The
@@ -51,6 +56,8 @@ EXTENSION_SHOWN = 0.5
 _TIME_SHARE = 0.01  # fraction of the time that repeated forecasts may take
 _GRID = 40  # budgets to evaluate when searching for the cost of a target
 _FIGURES = ("loss", "accuracy")
+_RESULT = (*_FIGURES, "validation_loss", "stopped_by")
+_TESTABLE = 0.999  # of the largest ratio, for rounding
 _FALL = AutoStep().fall  # fraction of a budget, at its end, over which η falls
 
 
@@ -85,6 +92,7 @@ class Forecast(_JsonRecord):
       spent: spending by resource when the first limit is reached.
       loss, accuracy: forecast at that point; None if it is impossible.
       reason: why the loss cannot be forecast.
+      validated: whether the loss is the validation loss.
     """
 
     budget: Mapping[str, float]
@@ -92,6 +100,7 @@ class Forecast(_JsonRecord):
     loss: Interval | None
     accuracy: Interval | None
     reason: str = ""
+    validated: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,7 @@ class ForecastReport(_JsonRecord):
       loss, accuracy: those of the result, or the latest ones of an unfinished run.
       budgets: forecast result of each budget.
       targets: forecast cost of each target.
+      validated: whether losses are validation losses.
     """
 
     chance: float
@@ -130,6 +140,7 @@ class ForecastReport(_JsonRecord):
     accuracy: float | None
     budgets: tuple[Forecast, ...]
     targets: tuple[TargetCost, ...]
+    validated: bool = False
 
 
 class RunResult(Protocol):
@@ -146,6 +157,12 @@ class RunResult(Protocol):
 
     @property
     def accuracy(self) -> float | None: ...
+
+    @property
+    def validation_loss(self) -> float | None: ...
+
+    @property
+    def stopped_by(self) -> str: ...
 
 
 def forecast(
@@ -172,7 +189,7 @@ def forecast(
     >>> from fedbudget import train
     >>> result = train(model="softmax", dataset="digits", case=1, budget="time=15s")
     >>> more = forecast(result, budget="time=+5s").budgets[0]
-    >>> more.loss.low < more.loss.median < result.loss
+    >>> more.loss.low < more.loss.median < result.validation_loss
     True
     """
     budget = (budget,) if isinstance(budget, str) else budget
@@ -188,7 +205,7 @@ def forecast(
         limits = opened.settings.limits().limits
         forecaster = Forecaster(opened.rounds, limits, opened.summary)
     else:
-        result = {"loss": run.loss, "accuracy": run.accuracy}
+        result = {name: getattr(run, name) for name in _RESULT}
         forecaster = Forecaster(run.rounds, run.budget, result)
     budgets = []
     if budget:
@@ -203,6 +220,7 @@ def forecast(
         **forecaster.now,
         budgets=tuple(budgets),
         targets=tuple(forecaster.cost(target.metric, target.value) for target in targets),
+        validated=forecaster.validated,
     )
 
 
@@ -216,7 +234,8 @@ def next_forecast(
     Args:
       records: records of all rounds so far.
       limits: the run's budget.
-      result: `loss` and `accuracy` of the result; None for an unfinished run.
+      result: `loss`, `accuracy`, `validation_loss` and `stopped_by` of the result; None for
+        an unfinished run.
     """
     more = 0.0 if result is None else EXTENSION_SHOWN
     return Forecaster(records, limits, result).extended(more)
@@ -254,7 +273,8 @@ class Forecaster:
     Args:
       records: records of all rounds so far.
       limits: the run's budget.
-      result: `loss` and `accuracy` of the result; None for an unfinished run.
+      result: `loss`, `accuracy`, `validation_loss` and `stopped_by` of the result; None for
+        an unfinished run.
     """
 
     def __init__(
@@ -265,8 +285,15 @@ class Forecaster:
     ) -> None:
         self.limits = dict(limits)
         self.result: dict[str, float | None] | None = None
+        self.validated = any(each.validation_best is not None for each in records)
+        self._stalled = False
         if result is not None:
             self.result = {name: json_value(result.get(name)) for name in _FIGURES}
+            validation = json_value(result.get("validation_loss"))
+            self.validated = self.validated and validation is not None
+            self._stalled = self.validated and result.get("stopped_by") == "validation"
+            if self.validated:
+                self.result["loss"] = validation
         self.spent = dict(records[-1].spent) if records else dict.fromkeys(limits, 0.0)
         self._private = any(record.private is not None for record in records)
         self._records = [record for record in records if math.isfinite(record.best_loss)]
@@ -278,15 +305,17 @@ class Forecaster:
             return self.result
         accuracies = [record.accuracy for record in self._records]
         evaluated = [accuracy for accuracy in accuracies if accuracy is not None]
+        losses = [self._loss(record) for record in self._records]
+        known = [loss for loss in losses if loss is not None]
         return {
-            "loss": self._records[-1].best_loss if self._records else None,
+            "loss": known[-1] if known else None,
             "accuracy": evaluated[-1] if evaluated else None,
         }
 
     def at(self, limits: Mapping[str, float]) -> Forecast:
         """Return the forecast for a budget."""
         if reason := self._obstacle("loss"):
-            return Forecast(limits, self.spent, None, None, reason)
+            return self._none(limits, reason)
         affordable = [
             (limit - self.spent[name]) / self._per_round[name]
             for name, limit in limits.items()
@@ -294,7 +323,7 @@ class Forecaster:
         ]
         rounds = min(affordable, default=0.0)
         if rounds <= 0:
-            return Forecast(limits, self.spent, None, None, "this budget is already spent")
+            return self._none(limits, "this budget is already spent")
         spent = {
             name: amount + rounds * self._per_round[name]
             for name, amount in self.spent.items()
@@ -307,8 +336,11 @@ class Forecaster:
                 ends = self._interval(figure, np.array([ratio]))
             figures.append(None if ends is None else _interval(ends[:, 0].tolist()))
         loss, accuracy = figures
-        reason = "" if loss else self._too_far(ratio)
-        return Forecast(limits, spent, loss, accuracy, reason)
+        reason = "" if loss else self._too_far("loss", ratio)
+        return Forecast(limits, spent, loss, accuracy, reason, self.validated)
+
+    def _none(self, limits: Mapping[str, float], reason: str) -> Forecast:
+        return Forecast(limits, self.spent, None, None, reason, self.validated)
 
     def extended(self, share: float) -> Forecast:
         """Return the forecast for the run's budget and this share of it more."""
@@ -334,7 +366,7 @@ class Forecaster:
             ratios = np.geomspace(1.001, end, _GRID)
             ends = self._interval(figure, ratios)
             if ends is None:
-                return TargetCost(figure, value, None, self._too_far(2.0))
+                return TargetCost(figure, value, None, self._too_far(figure, 2.0))
             good = ends <= value if figure == "loss" else ends[::-1] >= value
             first = [
                 float(ratios[np.argmax(row)]) if row.any() else math.inf for row in good
@@ -360,18 +392,19 @@ class Forecaster:
             return "a private run publishes no loss, and forecasts need it"
         if len(self._records) < MIN_ROUNDS:
             return f"{len(self._records)} rounds are complete; {MIN_ROUNDS} are needed"
+        shown = f"validation {figure}" if figure == "loss" and self.validated else figure
         if not self._records[-1].spent[self._resource] > 0:
             return "nothing was spent"
         if figure not in self._curves:
-            return f"{figure} was evaluated in fewer than {MIN_ROUNDS} rounds"
+            return f"{shown} was evaluated in fewer than {MIN_ROUNDS} rounds"
         values = self._curves[figure].values
         third = len(values) // 3
         if not values[-third:].mean() < values[:third].mean():
-            return f"{figure} has not improved so far"
+            return f"{shown} has not improved so far"
         return ""
 
-    def _too_far(self, ratio: float) -> str:
-        furthest = furthest_ratio(self._curves["loss"])
+    def _too_far(self, figure: str, ratio: float) -> str:
+        furthest = furthest_ratio(self._curves[figure])
         if ratio > furthest:
             return (
                 f"this budget is {ratio:.2g} times the present spending; these rounds "
@@ -383,8 +416,16 @@ class Forecaster:
         """Return low end, median and high end at multiples of the spending, [3, ratios]."""
         curve = self._curves[figure]
         now = self.spent[self._resource]
+        if figure == "loss" and self._stalled:
+            ratios = np.minimum(ratios, _TESTABLE * furthest_ratio(curve))
         x = np.array([self._effective(now * ratio) for ratio in ratios])
         known = None if self.result is None else self.result[figure]
+        if figure == "loss" and self.validated:
+            known = float(curve.values[-1]) if known is None else known
+            ends = forecast_interval(curve, x, known)
+            if ends is not None and self._stalled:
+                ends[1:] = known
+            return ends
         if figure == "loss":
             noise = 0.0
             if known is not None:
@@ -396,6 +437,10 @@ class Forecaster:
         noise = float(np.diff(curve.values[-(len(curve) // 2) :]).std()) / math.sqrt(2)
         ends = forecast_interval(curve, x, known, noise)
         return None if ends is None else 1 - ends[::-1]
+
+    def _loss(self, record: RoundRecord) -> float | None:
+        """Return the loss of the best parameters so far; None if it is not known."""
+        return record.validation_best if self.validated else record.best_loss
 
     def _effective(self, end: float) -> float:
         """Return the position on the axis of a budget that ends at `end`.
@@ -470,9 +515,13 @@ class Forecaster:
             left = 1 - spent[:-1] / self.limits[self._resource]
             steps = steps / np.clip(left / _FALL, 0.02, 1.0)
         axes = np.array([np.append(0.0, np.cumsum(steps)), spent])
-        losses = np.array([record.best_loss for record in records])
-        floor = 0.0 if losses.min() >= 0 else None
-        curves = {"loss": Curve(axes[:, :-1], losses, axes[:, -1], floor)}
+        known = [(at, self._loss(record)) for at, record in enumerate(records)]
+        at_loss = [at for at, loss in known if loss is not None]
+        curves = {}
+        if len(at_loss) >= MIN_ROUNDS:
+            losses = np.array([loss for _, loss in known if loss is not None])
+            floor = 0.0 if losses.min() >= 0 else None
+            curves["loss"] = Curve(axes[:, at_loss], losses, axes[:, -1], floor)
         evaluated = [at for at, record in enumerate(records) if record.accuracy is not None]
         if len(evaluated) >= MIN_ROUNDS:
             wrong = np.array([1 - (records[at].accuracy or 0.0) for at in evaluated])

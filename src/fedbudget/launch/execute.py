@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime
@@ -10,10 +10,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedbudget import __version__
+from fedbudget import __version__, durable_files
 from fedbudget.arrays import Float32
-from fedbudget.engines.engine import Pay, interruptible, no_payment
+from fedbudget.engines.engine import (
+    Pay,
+    PersonalModels,
+    RoundEngine,
+    interruptible,
+    no_payment,
+)
 from fedbudget.engines.noise import open_payments, paid_in
+from fedbudget.engines.privacy_ledger import PrivacyLedger
 from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
 from fedbudget.evaluation.evaluator import Evaluator
@@ -21,9 +28,15 @@ from fedbudget.evaluation.kept import KEPT
 from fedbudget.evaluation.targets import overfitting
 from fedbudget.forecasts.forecast import next_forecast
 from fedbudget.launch.prepared import Callback, PreparedRun
+from fedbudget.launch.privacy import (
+    guarantee,
+    ledger_name,
+    open_ledger,
+    with_ledger,
+)
 from fedbudget.protocol.features.feature import Chosen
 from fedbudget.protocol.state import Outcome, Round
-from fedbudget.resources.privacy import epsilon_of
+from fedbudget.resources.privacy import PrivacyGuarantee, epsilon_of
 from fedbudget.result import Result, SiteLoss
 from fedbudget.runs import nodes
 from fedbudget.runs.checkpoint import CheckpointWriter
@@ -34,7 +47,7 @@ from fedbudget.runs.record import RoundRecord, average_tau
 from fedbudget.runs.text import model_title
 from fedbudget.settings.settings import Settings
 from fedbudget.trackers.tracker import RunInfo, Tracker, tracking
-from fedbudget.trained.model import TrainedModel
+from fedbudget.trained.model import TrainedModel, personal_path
 
 
 def execute(
@@ -57,6 +70,9 @@ def execute(
         raise UserError("a tracked run needs a folder; set it with `out`")
     engine = prepared.engine
     evaluator = Evaluator(prepared)
+    ledger = open_ledger(prepared.settings, prepared.dataset)
+    if ledger is not None:
+        ledger.read()  # a damaged one is refused before the first round
     with interruptible(engine.wake) as interrupted, ExitStack() as stack:
         writer: RunWriter | None = None
         earlier: Sequence[RoundRecord] = ()
@@ -69,6 +85,10 @@ def execute(
             if resumed:
                 earlier = Run.open(writer.path).rounds
                 evaluator.resume(earlier, writer.path)
+        name = ledger_name(out)
+        pay = with_ledger(ledger, pay, name)
+        if prepared.sums is not None:
+            prepared.sums.pay = with_ledger(ledger, prepared.sums.pay, name)
         callbacks = [*prepared.callbacks, *callbacks]
         if writer is not None and trackers:
             began = time.time() - (earlier[-1].wall if earlier else 0.0)
@@ -78,22 +98,41 @@ def execute(
         recorder = stack.enter_context(
             closing(_Recorder(prepared, evaluator, writer, callbacks, earlier))
         )
-        outcome = engine.run(
+        results: list[Result] = []
+        summary: dict[str, Any] = {}
+
+        def conclude(outcome: Outcome) -> None:
+            """Save the result, before nodes hear that the run is over and end.
+
+            Otherwise a crash in between would lose rounds, and a resumed run would wait for
+            nodes that never return.
+            """
+            recorder.finish()
+            personal: list[PersonalModels] = []
+            if prepared.settings.personal and not interrupted():
+                w = outcome.w if evaluator.kept is None else evaluator.kept.w
+                personal = _personal_models(prepared, w)
+            if recorder.stopped_by is not None and (
+                outcome.stopped_by == "interrupted" or evaluator.target_reached
+            ):
+                by = "interrupted" if interrupted() else recorder.stopped_by
+                outcome = replace(outcome, stopped_by=by)
+            result = _result(prepared, outcome, evaluator, recorder.records, out, ledger)
+            if personal:
+                result = _with_personal(prepared, result, personal[0])
+            if writer is not None:
+                summary.update(_save(prepared, writer, result))
+            results.append(result)
+
+        engine.run(
             observe=recorder.observe,
             interrupted=lambda: interrupted() or recorder.stopped_by is not None,
             save=recorder.save,
             pay=pay,
+            after=conclude,
         )
-        recorder.finish()
-        if recorder.stopped_by is not None and (
-            outcome.stopped_by == "interrupted" or evaluator.at_target is not None
-        ):
-            outcome = replace(
-                outcome, stopped_by="interrupted" if interrupted() else recorder.stopped_by
-            )
-        result = _result(prepared, outcome, evaluator, recorder.records, out)
+        (result,) = results
         if writer is not None:
-            summary = _save(prepared, writer, result)
             if plot and find_spec("matplotlib") is not None:
                 # matplotlib is slow to import.
                 from fedbudget.runs.plot import plot_run
@@ -125,7 +164,10 @@ def _writer(prepared: PreparedRun, out: Path) -> RunWriter:
     if prepared.shards is not None:
         speeds = prepared.meters.speeds
         nodes.write_simulated(
-            out, prepared.shards.size, None if speeds is None else speeds.values
+            out,
+            prepared.shards.size,
+            None if speeds is None else speeds.values,
+            prepared.site_names,
         )
     return writer
 
@@ -240,6 +282,7 @@ def _result(
     evaluator: Evaluator,
     records: Sequence[RoundRecord],
     out: Path | None,
+    ledger_of_data: PrivacyLedger | None,
 ) -> Result:
     taus = [record.effective_tau for record in records if record.tau > 0]
     budget = prepared.budget
@@ -261,10 +304,20 @@ def _result(
     figures = evaluator.final(w)
     sources = prepared.meters.sources
     spent = budget.totals(ledger.spent)
+    privacy: PrivacyGuarantee | None = None
     if private is not None and budget.delta is not None:
         # A last round that was never closed is paid for, since nodes may have opened it.
         rho = max(budget.privacy_part(ledger.spent), 0.0 if out is None else paid_in(out))
         spent[private] = epsilon_of(rho, budget.delta)
+        if prepared.settings.privacy_noise == "seeded":
+            sources = {**sources, private: "simulated"}
+        privacy = guarantee(
+            prepared.settings,
+            spent[private],
+            budget.delta,
+            ledger_of_data,
+            prepared.exact_tests,
+        )
     return Result(
         loss=loss,
         accuracy=figures.accuracy,
@@ -284,7 +337,7 @@ def _result(
         run=out,
         w=w,
         model=TrainedModel(
-            str(prepared.settings.model), model, w, prepared.dataset.empty()
+            str(prepared.settings.model), model, w, prepared.dataset.empty(), privacy
         ),
         rounds=records,
         validation_loss=None if chosen is None else chosen.loss,
@@ -293,10 +346,12 @@ def _result(
         sites=_sites(prepared, chosen),
         until=evaluator.reached_by(loss if chosen is None else chosen.loss, figures),
         kept_round=kept_round,
+        kept_mean=chosen is not None and chosen.mean,
         overfitting=None if prepared.validates else overfitting(records),
         to_beat=figures.to_beat,
         spread=figures.spread,
         privacy_delta=budget.delta,
+        privacy=privacy,
     )
 
 
@@ -304,15 +359,48 @@ def _sites(prepared: PreparedRun, chosen: Chosen | None) -> dict[str, SiteLoss]:
     """Return the validation losses of each node by its name."""
     if chosen is None:
         return {}
+    names = _node_names(prepared)
+    return {
+        names(int(number)): SiteLoss(chosen.first_sites.get(number), loss)
+        for number, loss in chosen.sites.items()
+    }
+
+
+def _node_names(prepared: PreparedRun) -> Callable[[int], str]:
+    """Return the function from a node's number to its name."""
     names = {
-        str(number): status.name if len(status.numbers) == 1 else f"{status.name}/{number}"
+        number: status.name if len(status.numbers) == 1 else f"{status.name}/{number}"
         for status in prepared.engine.node_statuses()
         for number in status.numbers
     }
-    return {
-        names.get(number, f"node {number}"): SiteLoss(chosen.first_sites.get(number), loss)
-        for number, loss in chosen.sites.items()
-    }
+    names.update(enumerate(prepared.site_names))
+    return lambda number: names.get(number, f"node {number}")
+
+
+def _personal_models(prepared: PreparedRun, w: Float32) -> list[PersonalModels]:
+    engine = prepared.engine
+    assert isinstance(engine, RoundEngine)
+    models = engine.personalise(w, figures=prepared.budget.by_noise is None)
+    return [] if models is None else [models]
+
+
+def _with_personal(prepared: PreparedRun, result: Result, models: PersonalModels) -> Result:
+    """Return the result with personal models and their figures, in the target's unit."""
+    units = prepared.dataset.standardization
+    unit = 1.0 if units is None else units.target_deviation
+    names = _node_names(prepared)
+    return replace(
+        result,
+        site_report={
+            names(number): figures.in_unit(unit)
+            for number, figures in models.figures.items()
+        },
+        personal={
+            names(number): result.model.corrected(each.w, each.shift)
+            for number, each in models.models.items()
+        },
+        personal_seconds=models.seconds,
+    )
 
 
 def _config(prepared: PreparedRun) -> str:
@@ -336,5 +424,9 @@ def _save(prepared: PreparedRun, writer: RunWriter, result: Result) -> dict[str,
         "forecast": next_forecast(result.rounds, result.budget, vars(result)).to_json(),
         "version": __version__,
     }
+    for name, model in result.personal.items():
+        path = personal_path(writer.path, name)
+        path.parent.mkdir(exist_ok=True)
+        durable_files.replace(path, model.saved().to_bytes())
     writer.finish(summary, result.model.saved().to_bytes())
     return summary

@@ -5,6 +5,7 @@ several limits of a budget are one text with commas. Flower accepts a key on its
 line only if the project defines it, so an empty text means that a key is not given.
 """
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import UserConfigValue
 
-from fedbudget.engines.flower.grid import GridNodes
+from fedbudget.data.tables import TableOptions
+from fedbudget.engines.flower.grid import LOG, GridNodes
 from fedbudget.engines.flower.node import NodeSetup
 from fedbudget.engines.remote.node_data import NodeData, evaluation_table
 from fedbudget.errors import UserError, key
@@ -25,11 +27,11 @@ from fedbudget.launch.inputs import (
     from_value,
     own_model,
     own_name,
-    with_resolved_model,
+    with_resolved_files,
 )
 from fedbudget.launch.method import build_meters, build_method
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.privacy import with_privacy
+from fedbudget.launch.privacy import is_private, with_privacy
 from fedbudget.launch.task import (
     NODES,
     agree_on_task,
@@ -42,6 +44,7 @@ from fedbudget.models.description import describe
 from fedbudget.models.own import as_model, load_model
 from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.settings import Settings, defaults_of, read_settings
+from fedbudget.trained.personal import save_result
 
 if TYPE_CHECKING:
     from fedbudget.models.own import OwnModel
@@ -101,8 +104,7 @@ def node_data(node: Config, run: Config) -> NodeData:
     if "data" in node:
         labels = _text(node, "labels")
         settings = read_run(run).settings
-        options = settings.table_options()
-        options = replace(options, target=_text(node, "target") or options.target)
+        options = _table_options(node, settings)
         return from_file(
             Path(_text(node, "data") or ""),
             options,
@@ -149,7 +151,7 @@ def node_setup(
         data = node_data(node, run)
         partition = partition_of(node)
     else:
-        options = settings.table_options()
+        options = _table_options(node, settings)
         data = from_value(own, "data", options, settings.standardise, **_held_back(node))
         partition = None
     reference = _text(node, "model")
@@ -158,11 +160,29 @@ def node_setup(
         trained = as_model(model, device=device)
     elif reference is not None:
         trained = load_model(reference, device=device)
-    return NodeSetup(data, partition, device, trained)
+    folder = _text(node, "save-model")
+    where = None if folder is None else Path(folder)
+    return NodeSetup(
+        data,
+        partition,
+        device,
+        trained,
+        is_private(settings),
+        keep_figures=bool(node.get("keep-figures", False)),
+        batch_secret=_batch_secret(node, partition),
+        on_result=lambda result: LOG.info("%s", save_result(result, where, reference)),
+    )
 
 
 # A process of a simulation is many nodes, one after the other.
 _shares = lru_cache(maxsize=1)(all_shares)
+
+
+def _table_options(node: Config, settings: Settings) -> TableOptions:
+    """Return how the table of a node is read; its own keys replace those of the run."""
+    schema = _text(node, "schema") or settings.schema
+    options = replace(settings, schema=schema).table_options()
+    return replace(options, target=_text(node, "target") or options.target)
 
 
 def _text(config: Config, name: str) -> str | None:
@@ -170,6 +190,16 @@ def _text(config: Config, name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise UserError(f"{name} = {value!r} must be a text, in quotes")
     return value
+
+
+def _batch_secret(node: Config, partition: int | None) -> int | None:
+    """Return a secret of a node with own data; None if its mini-batches may be known.
+
+    A part of the run's dataset is no secret of a node.
+    """
+    if partition is not None or node.get("seeded-batches", False):
+        return None
+    return secrets.randbits(128)
 
 
 def _held_back(config: Config) -> dict[str, Any]:
@@ -202,10 +232,8 @@ def on_flower(nodes: GridNodes, run: FlowerRun) -> PreparedRun:
     shared = all(each.partition is not None for each in described)
     number = sum(len(each.samples.sizes) for each in described)
     dataset = settings.dataset if shared else NODES
-    settings = with_privacy(
-        with_resolved_model(replace(settings, nodes=number, dataset=dataset)),
-        simulated=False,
-    )
+    settings = replace(settings, nodes=number, dataset=dataset)
+    settings = with_privacy(with_resolved_files(settings))
     if method.private is not None:
         method = replace(method, private=replace(method.private, nodes=number))
     meters = build_meters(settings, network=True)

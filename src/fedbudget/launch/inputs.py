@@ -15,7 +15,7 @@ from fedbudget.data.builtin import from_idx
 from fedbudget.data.dataset import Dataset, hold_out
 from fedbudget.data.files import Shard, from_shards
 from fedbudget.data.partition import Partition, Rows
-from fedbudget.data.read_tables import PLAIN, from_frame, is_frame
+from fedbudget.data.read_tables import PLAIN, from_frame, is_frame, is_table
 from fedbudget.data.shards import Table
 from fedbudget.data.tables import RawTable, TableOptions, require_usable
 from fedbudget.engines.remote.node_data import NodeData
@@ -26,6 +26,7 @@ from fedbudget.models.base import KernelModel, Model
 from fedbudget.models.own import load_model
 from fedbudget.protocol.features.validation import held_out_rows, share_for
 from fedbudget.randomness import Stream, generator
+from fedbudget.secure.graph import FEWEST
 from fedbudget.settings.compatibility import DEFAULT_NODES, validates
 from fedbudget.settings.settings import Settings
 
@@ -60,9 +61,24 @@ class TrainingInputs:
         )
         settings = with_model(settings, dataset, overrides.model)
         model = overrides.model or build_model(settings, dataset)
+        if overrides.model is not None:
+            _require_no_weights(settings)
+        _require_two_classes(dataset, model)
+        if settings.limits().by_noise is not None:
+            dataset.require_public()
         train = dataset.table(dataset.train, model.target)
         test = None if dataset.test is None else dataset.table(dataset.test, model.target)
         return cls(settings, dataset, model, train, test)
+
+
+def _require_two_classes(dataset: Dataset, model: Model) -> None:
+    """Refuse to train a classifier on samples that all have the same class."""
+    one_class = len(dataset.classes) == 1 and dataset.train.labels is not None
+    if one_class and model.target in ("binary", "classes", "auto"):
+        raise UserError(
+            f"all samples of {dataset.name} have the same class, {dataset.classes[0]}: "
+            "there is nothing to learn; check `target`"
+        )
 
 
 def load_dataset(settings: Settings) -> Dataset:
@@ -97,10 +113,37 @@ def own_name(model: Model) -> str:
 def build_model(settings: Settings, dataset: Dataset) -> Model:
     """Return the model of the settings, with the size that the dataset needs."""
     if (own := own_model(settings)) is not None:
+        _require_no_weights(settings)
         return own
     assert settings.model is not None
     options = catalogue.options(settings.model, vars(settings))
-    return catalogue.build(settings.model, dataset, options, device=settings.device)
+    return catalogue.build(
+        settings.model,
+        dataset,
+        options,
+        device=settings.device,
+        class_weights=_class_weights(settings, dataset),
+    )
+
+
+def _require_no_weights(settings: Settings) -> None:
+    if settings.class_weights is not None:
+        raise UserError(
+            "`class_weights` is for models that have a name; weight your own loss, or use "
+            "TorchModel(..., class_weights=...)"
+        )
+
+
+def _class_weights(settings: Settings, dataset: Dataset) -> tuple[float, ...]:
+    """Return the factor of each class's loss; empty if it is 1 for all."""
+    weights = settings.class_weights
+    if weights != "balanced":
+        return weights or ()
+    if dataset.train.labels is None:
+        raise UserError(f"{dataset.name} has no classes for `class_weights` balanced")
+    counts = np.bincount(dataset.train.labels, minlength=len(dataset.classes))
+    balanced = counts.sum() / (len(counts) * np.maximum(counts, 1))
+    return tuple(balanced.tolist())
 
 
 def own_model(settings: Settings, overrides: Overrides = NOTHING) -> Model | None:
@@ -126,40 +169,52 @@ def with_absolute_paths(settings: Settings) -> Settings:
     if settings.dataset not in data.DATASETS:
         settings = replace(settings, dataset=str(Path(settings.dataset).resolve()))
     if settings.data_dir is not None:
-        settings = replace(
-            settings, data_dir=str(Path(settings.data_dir).expanduser().resolve())
-        )
-    return with_resolved_model(settings)
+        settings = replace(settings, data_dir=_absolute(settings.data_dir))
+    return with_resolved_files(settings)
 
 
-def with_resolved_model(settings: Settings) -> Settings:
-    """Return the settings with the absolute path of a custom model."""
+def with_resolved_files(settings: Settings) -> Settings:
+    """Return the settings with the absolute paths of a custom model and a schema."""
+    if settings.schema is not None:
+        settings = replace(settings, schema=_absolute(settings.schema))
     if settings.model is None:
         return settings
     return replace(settings, model=python_file.resolved(settings.model))
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
 
 def distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partition.Rows]:
     """Return completed settings and the rows of each node."""
     settings = with_nodes(settings, dataset)
     assert settings.nodes is not None
-    if settings.partition == "files":
+    chosen = Partition.parse(str(settings.partition))
+    if chosen.natural:
         return settings, partition.by_file(dataset.files)
     rng = generator(settings.seed, Stream.PARTITION)
     labels = dataset.partition_labels(settings.seed)
-    chosen = Partition.parse(str(settings.partition))
     return settings, partition.split(chosen, labels, settings.nodes, rng)
 
 
 def with_nodes(settings: Settings, dataset: Dataset) -> Settings:
     """Return the settings with the number of nodes and the partition."""
     files = len(dataset.files)
-    chosen = Partition.parse(settings.partition or ("files" if files else "case:1"))
-    nodes = settings.nodes or files or DEFAULT_NODES
-    if str(chosen) == "files" and nodes != files:
+    column = dataset.site_column
+    default = f"by:{column}" if column else "files" if files else "case:1"
+    chosen = Partition.parse(settings.partition or default)
+    if chosen.by is not None and chosen.by != column:
+        has = "no named columns" if column is None else f"the sites by:{column}"
         raise UserError(
-            f"partition files needs one file per node, but {settings.dataset} has {files} "
-            f"for {nodes} nodes"
+            f"`partition` {chosen} does not fit {settings.dataset}: it has {has}"
+        )
+    nodes = settings.nodes or files or DEFAULT_NODES
+    if chosen.natural and nodes != files:
+        what = "file" if chosen.by is None else "site"
+        raise UserError(
+            f"`partition` {chosen} needs one {what} per node, but {settings.dataset} has "
+            f"{files} for {nodes} nodes: omit `nodes`"
         )
     return replace(settings, nodes=nodes, partition=str(chosen))
 
@@ -173,7 +228,9 @@ def with_validation(settings: Settings, sizes: Sequence[int]) -> Settings:
     if settings.validation is not None:
         return settings
     share = share_for(sum(sizes)) if validates(settings) else 0.0
-    if not any(held_out_rows(size, share) for size in set(sizes)):
+    # A masked sum over one or two nodes would reveal their losses.
+    fewest = FEWEST if settings.secure_aggregation else 1
+    if sum(held_out_rows(size, share) > 0 for size in sizes) < fewest:
         share = 0.0
     return replace(settings, validation=share)
 
@@ -225,7 +282,7 @@ def from_value(
       test_share: fraction of the samples to hold out.
       test: separate samples to evaluate on, in the same form or in a file.
     """
-    value: Any = given() if callable(given) else given
+    value: Any = files.readable(given() if callable(given) else given, name, options)
     if is_frame(value):
         value = _from_table(from_frame(value, name, options), options, standardise)
     if isinstance(value, NodeData):
@@ -247,7 +304,7 @@ def from_file(
     test_share: float = 0.0,
     test: Any = None,
 ) -> NodeData:
-    """Return the samples of a `.csv`, a `.npz`, IDX files or FILE.py:NAME as one node.
+    """Return the samples of a table, a `.npz`, IDX files or FILE.py:NAME as one node.
 
     Args:
       options: how tables are read.
@@ -266,7 +323,7 @@ def from_file(
         return from_value(from_idx(path, labels), standardise=standardise, **held_back)
     if path.is_dir():
         raise UserError(f"{path} is a folder; give the file of this node")
-    if path.suffix == ".csv":
+    if is_table(path):
         data = _from_table(
             files.read_tables([path], options, path)[0], options, standardise
         )
@@ -280,12 +337,17 @@ def _from_table(
     table: RawTable, options: TableOptions, standardise: bool | None
 ) -> NodeData:
     require_usable([table])
+    options = replace(options, site=None)  # a node is one site
     name = Path(table.name).name
-    dataset = replace(files.from_tables(name, [table], options), files=(), raw=table)
+    dataset = replace(files.from_tables(name, [table], options), files=())
     rows = [np.arange(len(table))]
-    return NodeData(
-        dataset, rows, standardise=standardise is not False, impute=options.impute
-    )
+    standardise = standardise is not False
+    if options.schema is None:
+        dataset = replace(dataset, raw=table)
+        return NodeData(dataset, rows, standardise=standardise, impute=options.impute)
+    if standardise:
+        dataset = dataset.standardised(files.public_scale(options))
+    return NodeData(dataset, rows)
 
 
 def _with_test(
@@ -341,8 +403,8 @@ def dataset_to_test_on(name: str, settings: Settings) -> Dataset:
     if name in data.DATASETS:
         return load_dataset(replace(settings, dataset=name))
     options = settings.table_options()
-    if python_file.is_reference(name) or Path(name).suffix == ".csv":
-        return from_file(Path(name), options).dataset
+    if python_file.is_reference(name) or is_table(Path(name)):
+        return from_file(Path(name), options, standardise=settings.standardise).dataset
     return files.load(Path(name), options, test_share=0.0, standardise=False)
 
 

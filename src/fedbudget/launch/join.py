@@ -3,13 +3,15 @@
 import asyncio
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -17,6 +19,7 @@ import platformdirs
 
 from fedbudget import python_file
 from fedbudget.engines.grpc.credentials import (
+    is_local,
     join_address,
     node_credentials,
     require_privacy,
@@ -26,17 +29,23 @@ from fedbudget.engines.grpc.masking_node import MaskingOptions
 from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.tokens import check_name, node_token
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.engines.remote.node_limits import NodeLimits, PrivacyAccount
+from fedbudget.engines.remote.node_limits import (
+    BeyondLimits,
+    NodeLimits,
+    PrivacyAccount,
+)
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, WorkError, flag, requires_package
 from fedbudget.models.base import Model
 from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.models.own import as_model, load_model
 from fedbudget.resources.energy import energy_reader
+from fedbudget.secure.graph import FEWEST, THRESHOLD
 from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.network import JoinOptions, NodeOptions, SecurityOptions
 from fedbudget.settings.option import choices_text
 from fedbudget.settings.types import PrivacyUnit
+from fedbudget.trained.personal import save_result
 
 if TYPE_CHECKING:
     from fedbudget.models.own import OwnModel
@@ -57,21 +66,19 @@ class SentLog:
         self._path = path
         self._address = address
         if path is not None:
-            self._write({"sent": "description of samples", "to": address})
+            self._write(path, {"sent": "description of samples", "to": address})
 
     def report(self, number: int, size: int) -> None:
-        self._write({"sent": "report", "round": number, "bytes": size, "to": self._address})
+        if self._path is not None:
+            sent = {"sent": "report", "round": number, "bytes": size}
+            self._write(self._path, {**sent, "to": self._address})
 
-    def _write(self, what: dict[str, object]) -> None:
-        if self._path is None:
-            return
+    def _write(self, path: Path, what: dict[str, object]) -> None:
         try:
-            with self._path.open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"time": round(time.time(), 3), **what}) + "\n")
         except OSError as error:
-            raise WorkError(
-                f"{self._path} cannot be written to: {error.strerror}"
-            ) from None
+            raise WorkError(f"{path} cannot be written to: {error.strerror}") from None
 
 
 def join(
@@ -109,8 +116,9 @@ def join(
     readers = {"energy": energy_reader(node.energy_meter)}
     limits = NodeLimits(options.min_batch, options.max_tau, options.min_interval)
     own = _own_model(model, device)
-    account = privacy_account(options, name)
-    _require_identities(options, security)
+    own_title = model if isinstance(model, str) else None
+    account = privacy_account(options, name, data)
+    _require_identities(options, security, where)
     worker = Worker(
         data,
         device=device,
@@ -119,11 +127,17 @@ def join(
         readers=readers,
         limits=limits,
         account=account,
+        keep_figures=options.keep_figures,
+        batch_secret=None if options.seeded_batches else secrets.randbits(128),
+        on_result=lambda result: report(save_result(result, options.save_model, own_title)),
     )
+    with _refusals():
+        worker.require_public()
     sent = SentLog(options.sent_log, where)
     masking = MaskingOptions(
         options.secure_aggregation,
-        options.secure_threshold or 0.5,
+        options.secure_threshold or THRESHOLD,
+        options.secure_least,
         cert=security.cert,
         key=security.key,
         ca=security.ca,
@@ -173,7 +187,11 @@ def join(
                 os._exit(0)
 
     try:
-        with on_compiling(lambda: report(COMPILING)), ThreadPoolExecutor(1) as other_thread:
+        with (
+            _refusals(),
+            on_compiling(lambda: report(COMPILING)),
+            ThreadPoolExecutor(1) as other_thread,
+        ):
             if _has_event_loop():  # in a notebook
                 other_thread.submit(asyncio.run, until_the_end()).result()
             else:
@@ -183,8 +201,22 @@ def join(
     return worker.made
 
 
-def privacy_account(options: JoinOptions, name: str) -> PrivacyAccount | None:
-    """Return the account of spent privacy, if the node has a limit."""
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Report what this node refuses as failed work: the command was not wrong."""
+    try:
+        yield
+    except BeyondLimits as error:
+        raise WorkError(error.spelled(flag)) from None
+
+
+def privacy_account(
+    options: JoinOptions, name: str, data: NodeData
+) -> PrivacyAccount | None:
+    """Return the account of spent privacy, if the node has a limit.
+
+    By default it has a file for the name of the node, and one for its samples.
+    """
     require_compatible(
         privacy_limit=options.privacy_limit,
         privacy_account=options.privacy_account,
@@ -199,15 +231,42 @@ def privacy_account(options: JoinOptions, name: str) -> PrivacyAccount | None:
             f"{options.privacy_unit!r}"
         )
     per_sample = options.privacy_unit == "sample"
-    kept = f"privacy-samples-{name}.json" if per_sample else f"privacy-{name}.json"
-    path = options.privacy_account or platformdirs.user_state_path("fedbudget") / kept
-    account = PrivacyAccount(path, options.privacy_limit, options.privacy_delta, per_sample)
+    given = options.privacy_account
+    samples = data.fingerprint
+    folder = platformdirs.user_state_path("fedbudget")
+    prefix = "privacy-samples-" if per_sample else "privacy-"
+    account = PrivacyAccount(
+        given or folder / f"{prefix}{name}.json",
+        options.privacy_limit,
+        options.privacy_delta,
+        per_sample,
+        others=() if given else (folder / "privacy-of-data" / f"{prefix}{samples}.json",),
+        data=samples,
+    )
     account.require_readable()
     return account
 
 
-def _require_identities(options: JoinOptions, security: SecurityOptions) -> None:
-    """Refuse invalid key files before connecting."""
+def _require_identities(
+    options: JoinOptions, security: SecurityOptions, where: str
+) -> None:
+    """Refuse invalid key files, and keys that nobody verifies, before connecting."""
+    if options.secure_least is not None and options.secure_least < FEWEST:
+        raise UserError(f"`secure_least` must be at least {FEWEST}")
+    verified = security.cert is not None or options.known_nodes is not None
+    if options.trust_first and verified:
+        raise UserError(
+            "`trust_first` is for nodes without `cert` and `known_nodes`, which verify keys"
+        )
+    if options.secure_aggregation and not (
+        verified or options.trust_first or is_local(where)
+    ):
+        raise UserError(
+            "`secure_aggregation` needs verified keys of other nodes, or the aggregator "
+            "could replace them: give this node a certificate (`cert`, `key`, `ca`) or the "
+            "keys of the others (`known_nodes`), or accept the first key of each with "
+            "`trust_first`"
+        )
     if options.identity is None and options.known_nodes is None:
         return
     with requires_package("secure aggregation", "network"):

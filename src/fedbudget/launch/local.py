@@ -17,8 +17,9 @@ from fedbudget.engines.remote.task import MOST_UPDATES
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import load_dataset, with_nodes
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.privacy import is_private
 from fedbudget.launch.serve import Interrupted, serving
-from fedbudget.settings.compatibility import DEFAULT_NODES, require_compatible
+from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.network import ListenOptions
 from fedbudget.settings.option import declarations
 from fedbudget.settings.settings import Settings
@@ -53,12 +54,17 @@ def on_this_machine(
             "node processes started here do not know your features: use fedbudget.serve, "
             "and fedbudget.join in programs that import them"
         )
-    nodes = settings.nodes or DEFAULT_NODES
-    require_compatible(settings, engine="network", pace=paces)
+    early = paces if settings.nodes is not None else None  # else the data decide
+    require_compatible(settings, engine="network", pace=early)
     dataset = load_dataset(settings).sample(
         settings.train_samples, settings.test_samples, settings.seed
     )
-    settings = with_nodes(replace(settings, nodes=nodes), dataset)
+    if is_private(settings):
+        dataset.require_public()
+    settings = with_nodes(settings, dataset)
+    require_compatible(settings, engine="network", pace=paces)
+    nodes = settings.nodes
+    assert nodes is not None
     processes: list[subprocess.Popen[bytes]] = []
     before = os.environ.get(TOKEN_VARIABLE)
     # Every user of this machine can read command lines, so the token is not in one.
@@ -126,7 +132,7 @@ def _start(
         shard,
     ]
     command += [*node_arguments(settings), "--give-up-after", "30", "--quiet"]
-    command += ["--min-batch", "1", "--max-tau", str(MOST_UPDATES)]
+    command += ["--min-batch", "1", "--max-tau", str(MOST_UPDATES), "--seeded-batches"]
     command += ["--secure-aggregation"] if settings.secure_aggregation else []
     for option, value in own.items():
         if value is not None:

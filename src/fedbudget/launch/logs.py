@@ -14,6 +14,7 @@ from typing import Any
 from fedbudget.errors import printable
 from fedbudget.settings.network import LogOptions
 
+_CLOCK = "%H:%M:%S"
 _FIELDS = ("event", "node", "address")
 
 
@@ -26,7 +27,7 @@ def log_handler(options: LogOptions) -> logging.Handler:
 
 
 def node_log(options: LogOptions) -> Callable[[str, str], None]:
-    """Return a function that prints the name of a node and a message.
+    """Return a function that prints the time, the name of a node and a message.
 
     Why a node stops is printed elsewhere, at every level.
     """
@@ -34,7 +35,7 @@ def node_log(options: LogOptions) -> Callable[[str, str], None]:
     def write(name: str, text: str) -> None:
         if options.log_level == "error":
             return
-        line = f"{name}: {printable(text)}"
+        line = f"{time.strftime(_CLOCK)} {name}: {printable(text)}"
         if options.log_format == "json":
             line = json.dumps(
                 {"time": round(time.time(), 3), "node": name, "message": printable(text)}
@@ -46,7 +47,7 @@ def node_log(options: LogOptions) -> Callable[[str, str], None]:
 
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return f"{self.formatTime(record, '%H:%M:%S')} {printable(record.getMessage())}"
+        return f"{self.formatTime(record, _CLOCK)} {printable(record.getMessage())}"
 
 
 class _Json(logging.Formatter):

@@ -18,11 +18,18 @@ from fedbudget.errors import UserError
 from fedbudget.launch.inputs import batch_of
 from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.launch.privacy import is_private, private_rule, run_budget
+from fedbudget.models.base import Model, with_dropout
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import COMBINE_RULES
+from fedbudget.protocol.features import dropout
 from fedbudget.protocol.features.feature import Quantize, trial_rounds
 from fedbudget.protocol.features.node_privacy import PrivateAggregator
-from fedbudget.protocol.features.sample_privacy import SampleAggregator, SamplePrivacy
+from fedbudget.protocol.features.sample_privacy import (
+    SampleAggregator,
+    SamplePrivacy,
+    SampleSumAggregator,
+    SampleSums,
+)
 from fedbudget.protocol.features.validation import SHARE, Validation
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
@@ -45,12 +52,16 @@ from fedbudget.settings.settings import Settings
 
 
 def build_method(
-    settings: Settings, overrides: Overrides = NOTHING, sizes: Sequence[int] | None = None
+    settings: Settings,
+    overrides: Overrides = NOTHING,
+    sizes: Sequence[int] | None = None,
+    model: Model | None = None,
 ) -> Method:
     """Return the method of the settings, with overrides in place of its parts.
 
     Args:
       sizes: number of samples of each node, if known before the run.
+      model: the model, if known before the run.
     """
     if is_private(settings):
         return _private_method(settings, overrides, settings.nodes or len(sizes or ()) or 1)
@@ -68,6 +79,9 @@ def build_method(
     if settings.workload is None:
         by_speed = frugal and correct_drift and settings.tau == "adaptive"
     paper = settings.method == "paper"
+    longest = settings.tau_max
+    if overrides.controller is not None:
+        longest = min(longest, getattr(overrides.controller, "tau_max", 1))
     return Method(
         overrides.controller or _controller(settings, correct_drift, delta),
         overrides.step_size or _step_size(settings),
@@ -78,20 +92,28 @@ def build_method(
         one_step=accelerated,
         delta=delta,
         proximal=settings.proximal,
-        spending=PaperSpending() if paper else CarefulSpending(settings.tau_max),
+        spending=PaperSpending() if paper else CarefulSpending(longest),
         by_data=by_data,
         by_speed=settings.tau_max if by_speed else None,
-        validation=validation_of(settings),
+        validation=validation_of(settings, model),
         extra=overrides.features,
     )
 
 
-def validation_of(settings: Settings) -> Validation | None:
-    """Return how nodes validate w; None if they hold out no rows."""
+def validation_of(settings: Settings, model: Model | None = None) -> Validation | None:
+    """Return how nodes validate w; None if they hold out no rows.
+
+    Args:
+      settings: the settings.
+      model: the model, once it is known.
+    """
     share = settings.validation
     if share is None:
         share = SHARE if validates(settings) else 0.0
-    return Validation(share, settings.spend_all) if share else None
+    if not share:
+        return None
+    second_stage = model is not None and with_dropout(model, dropout.SHARE) is not None
+    return Validation(share, settings.spend_all, second_stage)
 
 
 def _private_method(settings: Settings, overrides: Overrides, nodes: int) -> Method:
@@ -197,6 +219,8 @@ def build_aggregator(
 def _kind(method: Method) -> type[Aggregator]:
     if method.private is None:
         return Aggregator
+    if isinstance(method.private.feature, SampleSums):
+        return SampleSumAggregator
     per_sample = isinstance(method.private.feature, SamplePrivacy)
     return SampleAggregator if per_sample else PrivateAggregator
 

@@ -5,23 +5,39 @@ Rules:
   method does not compute.
 - A scrape sees one round: it reads the last record, which is replaced as a whole.
 - Each run has its own registry, so that runs in one process do not mix.
+- The server has few connections at a time and closes silent ones, so that a run keeps its
+  file descriptors. A request must name this machine (DNS rebinding).
 """
 
 import math
+import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
 
 from fedbudget.engines.grpc.credentials import join_address, split_address
 from fedbudget.errors import UserError, requires_package
 from fedbudget.runs.record import RoundRecord
 
 with requires_package("an aggregator", "network"):
-    from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+    from prometheus_client import (
+        CONTENT_TYPE_LATEST,
+        CollectorRegistry,
+        Counter,
+        Gauge,
+        generate_latest,
+    )
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 
 _HOST = "127.0.0.1"
+_MOST_CONNECTIONS = 8
+_PATIENCE = 5.0  # seconds for a request
 
 _COUNTERS = {
     "late": ("late_reports", "Reports that came after their round and were discarded"),
@@ -128,17 +144,82 @@ def serving(metrics: Metrics, address: str) -> Iterator[str]:
         f"{_HOST}:{address}" if address.isdecimal() else address, port=None
     )
     try:
-        server, thread = start_http_server(port, host, metrics.registry)
+        server = _Server(host, port, metrics.registry)
     except OSError as error:
         raise UserError(
             f"cannot serve metrics at {join_address(host, port)}: {error.strerror}"
         ) from None
+    thread = threading.Thread(
+        target=server.serve_forever, name="fedbudget-metrics", daemon=True
+    )
+    thread.start()
     try:
         yield f"http://{join_address(host, server.server_port)}/metrics"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers GET /metrics, with a bound on connections and on their time."""
+
+    daemon_threads = True
+    request_queue_size = 16
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.hosts = {host.lower(), "localhost", socket.gethostname().lower()}
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._free = threading.Semaphore(_MOST_CONNECTIONS)
+        super().__init__((host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a connection that broke."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _PATIENCE
+    server: _Server
+
+    def do_GET(self) -> None:
+        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        if host not in self.server.hosts and not _is_address(host):
+            self.send_error(403)
+            return
+        if self.path.partition("?")[0] not in ("/metrics", "/"):
+            self.send_error(404)
+            return
+        content = generate_latest(self.server.registry)
+        self.send_response(200)
+        self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Log nothing: anyone who reaches the port could fill the log."""
+
+
+def _is_address(host: str) -> bool:
+    """Whether this is an IP address; only a name can be pointed at another machine."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 _Row = tuple[tuple[str, ...], float | None]

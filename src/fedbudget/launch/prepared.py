@@ -7,12 +7,20 @@ from pathlib import Path
 
 from fedbudget.arrays import Float32, Int32
 from fedbudget.budget.budget import Budget
-from fedbudget.budget.control import Controller
+from fedbudget.budget.control import (
+    BalancedTau,
+    ControlInputs,
+    Controller,
+    Decision,
+    Reason,
+)
 from fedbudget.budget.step_size import StepSize
 from fedbudget.data.dataset import Dataset
+from fedbudget.data.partition import Partition
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.engine import Engine
 from fedbudget.engines.in_process import Attendance
+from fedbudget.engines.noise import SimulatedSums
 from fedbudget.evaluation.points import EvaluationPoints
 from fedbudget.models.base import Model, loss_over
 from fedbudget.protocol.aggregator import Aggregator
@@ -21,6 +29,7 @@ from fedbudget.protocol.features.feature import Feature
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources.meters import Meters
+from fedbudget.resources.resource import Usage
 from fedbudget.runs.checkpoint import Checkpoint, Conditions
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.text import run_title
@@ -48,6 +57,9 @@ class Overrides:
 
 NOTHING = Overrides()
 
+_DOUBLINGS = 7
+"""τ at most doubles from round to round, so this many rounds take it from 1 to 100."""
+
 _DENSE = 4
 """Factor on the number of evaluations of a run that stops or selects by them."""
 
@@ -68,7 +80,9 @@ class PreparedRun:
       trial_seconds: duration of trial rounds and warm-up, before the clock of the budget
         starts.
       nodes_test: whether nodes hold the test samples and evaluate w on them.
+      sums: opens the sums of simulated nodes with secure aggregation.
       folder_made: called with the folder of the run, if any, before the first round.
+      trial: a trial round on this machine, if nodes are simulated.
     """
 
     settings: Settings
@@ -86,7 +100,9 @@ class PreparedRun:
     callbacks: tuple[Callback, ...] = ()
     trial_seconds: float = 0.0
     nodes_test: bool = False
+    sums: SimulatedSums | None = None
     folder_made: Callable[[Path], None] = lambda folder: None
+    trial: Usage | None = None
 
     @cached_property
     def conditions(self) -> Conditions:
@@ -101,13 +117,74 @@ class PreparedRun:
         return loss_over(self.model, w, self.train, self.train_rows)
 
     @property
+    def exact_tests(self) -> int | None:
+        """Number of test samples that are not published; None if there are none.
+
+        Their metrics are exact, also in a private run.
+        """
+        if self.test is None or self.dataset.published:
+            return None
+        return len(self.test)
+
+    @property
     def validates(self) -> bool:
         """Whether nodes hold out rows to choose the model."""
         return self.aggregator is not None and self.aggregator.method.validates
 
     @property
+    def expected_rounds(self) -> float | None:
+        """Number of rounds that the rest of the budget buys at the expected costs.
+
+        None for the baselines and if only privacy is limited.
+        """
+        if self.aggregator is None:
+            return None
+        ledger = self.aggregator.ledger
+        costs = ledger.statistics.mean
+        each = costs.step * self._updates + costs.aggregation
+        left = ledger.budget.array - ledger.spent
+        counts = (left / each)[ledger.budget.without_privacy(each) > 0]
+        limit = self.settings.rounds
+        known = [*counts.tolist(), *([] if limit is None else [float(limit)])]
+        return min(known, default=None)
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """Time that these rounds take on this machine; None if it is unknown."""
+        rounds = self.expected_rounds
+        if rounds is None or self.trial is None:
+            return None
+        step = self.trial.step_seconds
+        rest = max(0.0, self.trial.seconds - step * self.trial.updates)
+        return rounds * (step * self._updates + rest)
+
+    @cached_property
+    def _updates(self) -> int:
+        """Local updates of most rounds, as far as costs alone decide."""
+        assert self.aggregator is not None
+        pending = self.aggregator.pending
+        tau = max(1, 0 if pending is None else pending.steps)
+        controller = self.aggregator.method.controller
+        if not isinstance(controller, BalancedTau):
+            return tau
+        costs = self.aggregator.ledger.statistics.mean
+        limits = self.budget.array
+        inputs = ControlInputs(None, 0.0, costs.step, costs.aggregation, limits)
+        decision = Decision(tau, Reason.START)
+        for _ in range(_DOUBLINGS):
+            decision = controller.next(decision, inputs)
+        return decision.tau
+
+    @property
     def budget(self) -> Budget:
         return self.meters.budget
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """Name of each node, if the nodes are the sites of the data."""
+        partition = self.settings.partition
+        natural = partition is not None and Partition.parse(partition).natural
+        return self.dataset.sites if natural else ()
 
     @property
     def title(self) -> str:

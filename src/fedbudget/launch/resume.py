@@ -4,15 +4,16 @@ Only limits may change: those of the budget (for the same resources), the number
 and the targets, and the number of evaluations. Model and data must be the same.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from fedbudget import python_file
 from fedbudget.budget.budget import Budget
 from fedbudget.engines.remote.task import Task
 from fedbudget.errors import UserError
-from fedbudget.launch.inputs import TrainingInputs, require_known_model, with_resolved_model
+from fedbudget.launch.inputs import TrainingInputs, require_known_model, with_resolved_files
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import NOTHING, Overrides, fingerprint
 from fedbudget.models.base import Model
@@ -22,7 +23,7 @@ from fedbudget.runs import folder
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import CONFIG, Run
 from fedbudget.settings.compatibility import BASELINES
-from fedbudget.settings.settings import Settings
+from fedbudget.settings.settings import Settings, require_chosen_code
 from fedbudget.settings.types import EngineName
 
 CHANGEABLE: frozenset[str] = frozenset(
@@ -37,6 +38,7 @@ def load_resumed(
     more: Sequence[str] = (),
     overrides: Overrides = NOTHING,
     *,
+    given: Container[str] = (),
     changeable: frozenset[str] = CHANGEABLE,
 ) -> tuple[Settings, Checkpoint]:
     """Return the settings and the checkpoint of a run to resume.
@@ -45,15 +47,20 @@ def load_resumed(
       settings_from: returns the requested settings, from the file of the run and the values
         given now, without the budget.
       more: limits in the form of `Budget.extended`.
+      given: names of the settings that the caller passed now. Code of a custom model or
+        dataset runs only if its file is among them.
       changeable: settings that may change.
     """
     run = Run.open(path)
     folder.require_free(path)  # checked again when the run is written
     budget = run.settings.limits().extended(more)
-    settings = with_resolved_model(settings_from(path / CONFIG))
+    settings = with_resolved_files(settings_from(path / CONFIG))
     if more:
         settings = replace(settings, budget=budget.texts)
+    if "dataset" in given:
+        settings = replace(settings, dataset=python_file.resolved(settings.dataset))
     require_same_settings(path, run.settings, settings, changeable)
+    require_chosen_code(path, run.settings, given)
     if overrides.model is None and settings.model is not None:
         require_known_model(path, settings.model)
     method = None

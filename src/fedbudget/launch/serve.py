@@ -9,18 +9,18 @@ import logging
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbudget.data.columns import category_name
 from fedbudget.data.dataset import Dataset
 from fedbudget.durable_files import reserve_descriptors
-from fedbudget.engines.engine import interruptible
+from fedbudget.engines.engine import interruptible, no_payment
 from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
 from fedbudget.engines.grpc.peers import LOG
 from fedbudget.engines.grpc.server import AggregatorServer
@@ -35,18 +35,27 @@ from fedbudget.engines.remote.policy import LARGE
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, as_user_error, flag
-from fedbudget.launch.inputs import own_model, with_resolved_model
+from fedbudget.launch.inputs import own_model, with_resolved_files
 from fedbudget.launch.logs import log_handler
 from fedbudget.launch.method import build_meters, build_method
 from fedbudget.launch.monitoring import Metrics
 from fedbudget.launch.monitoring import serving as serving_metrics
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.privacy import is_private, masked_sums, with_privacy, with_sums_only
+from fedbudget.launch.privacy import (
+    is_private,
+    ledger_name,
+    masked_sums,
+    open_ledger,
+    with_ledger,
+    with_privacy,
+    with_sums_only,
+)
 from fedbudget.launch.resume import recalling, require_engine, require_same_model
 from fedbudget.launch.task import (
     NODES,
     agree_on_task,
     compression_of,
+    data_terms,
     misfits,
     model_for,
     prepare_remote,
@@ -65,8 +74,13 @@ from fedbudget.secure.graph import FEWEST
 from fedbudget.settings.network import ListenOptions, LogOptions, SecurityOptions
 from fedbudget.settings.settings import Settings
 
+if TYPE_CHECKING:
+    from fedbudget.engines.grpc.masked_sums import MaskedSums
+
 NO_SECURITY = SecurityOptions()
 
+_HINT_AFTER = 20.0  # seconds without all nodes until the reasons are printed
+_LAST_CALL = 10.0  # seconds for nodes to learn that a resumed run is already done
 _UNCLIPPED = (
     "the model has %s parameters, and the updates of nodes are averaged without clipping; "
     "the rule `clipped` would limit the influence of one node, and hold all reports of a "
@@ -97,7 +111,12 @@ def serve_run(
       more: arguments of `serving`.
     """
     nodes = settings.nodes or settings.min_nodes or 1
-    waiting = _Waiting(nodes, quiet=quiet, any_port=listen.address.endswith(":0"))
+    waiting = _Waiting(
+        nodes,
+        quiet=quiet,
+        any_port=listen.address.endswith(":0"),
+        tls=security.cert is not None,
+    )
     with (
         _network_log(logs or LogOptions(), quiet=quiet),
         interruptible(waiting.wake) as interrupted,
@@ -172,7 +191,6 @@ def serving(
         model = own_model(settings, overrides)
         compress = compression_of(settings)
         compressor = BroadcastCompressor("none" if compress == "auto" else compress)
-        classes = settings.classes
         server = AggregatorServer(
             listen.address,
             run=run,
@@ -183,12 +201,14 @@ def serving(
             compressor=compressor,
             most=listen.max_nodes,
             model=settings.model if model is None else describe(model),
-            classes=None if classes is None else tuple(map(category_name, classes)),
+            terms=data_terms(settings),
             max_share=settings.max_share,
             reports=sums,
             changed=count,
         )
         if own is not None:
+            if is_private(settings):
+                own.require_public()
             readers = {"energy": energy_reader(energy_meter)}
             server.add_own_node(
                 Worker(own, device=settings.device, model=model, readers=readers)
@@ -199,13 +219,26 @@ def serving(
         try:
             opened(server)
             prepared = _gather(
-                settings, overrides, model, server, compressor, interrupted, test, resumed
+                settings,
+                overrides,
+                model,
+                server,
+                compressor,
+                interrupted,
+                test,
+                resumed,
+                sums,
             )
+
+            ledger = open_ledger(prepared.settings, prepared.dataset)
+            if sums is not None:
+                sums.pay = with_ledger(ledger, no_payment, ledger_name(None))
 
             def folder_made(folder: Path) -> None:
                 server.open_audit(folder)
                 if sums is not None:
-                    sums.pay = PaymentLog(folder).record
+                    pay = PaymentLog(folder).record
+                    sums.pay = with_ledger(ledger, pay, ledger_name(folder))
 
             yield replace(prepared, callbacks=callbacks, folder_made=folder_made)
         except UserError as error:
@@ -227,11 +260,12 @@ def _gather(
     interrupted: Callable[[], bool],
     test: Dataset | None,
     resumed: Checkpoint | None,
+    sums: "MaskedSums | None",
 ) -> PreparedRun:
     """Wait for nodes, agree on a task or restore it, and return the run."""
     nodes = max(settings.min_nodes or 1, settings.nodes or 1)
     if is_private(settings):
-        settings = with_privacy(replace(settings, nodes=nodes), simulated=False)
+        settings = with_privacy(replace(settings, nodes=nodes))
     method = build_method(settings, overrides)
     if settings.secure_aggregation:
         nodes = max(nodes, FEWEST)
@@ -254,6 +288,9 @@ def _gather(
             }
         model = model_for(settings, task.samples, own)
         require_same_model(task, own)
+        attempt = resumed.engine.get("attempt", 0)
+        if sums is not None and isinstance(attempt, int) and 0 <= attempt < 2**62:
+            sums.resume(attempt)
         server.start(task, members)
     table = None if test is None else evaluation_table(test, task.samples, model)
     failed = f"{model.name} cannot be tested" + ("" if test is None else f" on {test.name}")
@@ -272,21 +309,24 @@ def _gather(
     )
     if method.private is None and not trusted:
         # Nodes on other machines are not trusted. Clipping needs all reports in memory,
-        # which
-        # is only acceptable for small models.
+        # which is only acceptable for small models.
         if task.parameters < LARGE:
             settings = replace(settings, combine="clipped")
             method = replace(method, combine=build_method(settings).combine)
         else:
             LOG.warning(_UNCLIPPED, f"{task.parameters:,}")
-    settings = with_resolved_model(replace(settings, nodes=nodes, dataset=NODES))
+    settings = with_resolved_files(replace(settings, nodes=nodes, dataset=NODES))
     # A run that is done lacks only its summary, for which no node is needed.
     over = (
         resumed is not None
         and resumed.state.phase == "done"
         and not resumed.conditions.extended_by(meters.budget.limits, settings.rounds)
     )
-    if not server.wait_for(0 if over else nodes, interrupted, ready=True):
+    if over:
+        # Nodes that did not receive the end are still trying to connect.
+        patience = time.monotonic() + _LAST_CALL
+        server.wait_for(nodes, lambda: interrupted() or time.monotonic() > patience)
+    if interrupted() or not server.wait_for(0 if over else nodes, interrupted, ready=True):
         raise Interrupted
     return prepare_remote(
         settings,
@@ -337,13 +377,18 @@ def _member(saved: Mapping[str, Any]) -> Member:
 
 
 class _Waiting:
-    """Prints the number of nodes until the run starts (`over`)."""
+    """Prints the number of nodes until the run starts (`over`).
 
-    def __init__(self, nodes: int, *, quiet: bool, any_port: bool) -> None:
+    After `_HINT_AFTER` seconds it prints why nodes may be missing: gRPC does not report a
+    TLS handshake that failed, such as that of a node with another CA.
+    """
+
+    def __init__(self, nodes: int, *, quiet: bool, any_port: bool, tls: bool) -> None:
         self.over = False
         self._nodes = nodes
         self._quiet = quiet
         self._any_port = any_port
+        self._tls = tls
         self._connected = 0
         self._ready = 0
         self._server: AggregatorServer | None = None
@@ -353,6 +398,21 @@ class _Waiting:
         self._server = server
         if not self._quiet or self._any_port:
             _print(f"listening on port {server.port}; waiting for {self._nodes} nodes")
+        if not self._quiet:
+            hint = threading.Timer(_HINT_AFTER, self._explain)
+            hint.daemon = True
+            hint.start()
+
+    def _explain(self) -> None:
+        with self._lock:
+            if self.over or self._connected >= self._nodes:
+                return
+            reason = "logs of the others show why they cannot connect"
+            if self._tls:
+                reason += (
+                    "; a node with another CA or without a certificate is not seen here"
+                )
+            _print(f"{self._connected} of {self._nodes} nodes have joined; {reason}")
 
     def changed(self, connected: int, ready: int) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -31,6 +32,7 @@ from fedbudget.engines.in_process import (
     SimulationState,
     with_flipped_labels,
 )
+from fedbudget.engines.noise import SimulatedSums
 from fedbudget.errors import UserError, as_user_error
 from fedbudget.launch.inputs import (
     TrainingInputs,
@@ -49,7 +51,14 @@ from fedbudget.launch.method import (
     validation_of,
 )
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun, attendance
-from fedbudget.launch.privacy import node_noise, require_own_samples, with_privacy
+from fedbudget.launch.privacy import (
+    log_payments,
+    node_noise,
+    require_own_samples,
+    simulated_sums,
+    with_privacy,
+    with_sums_only,
+)
 from fedbudget.launch.resume import recalling, require_engine, require_same_data
 from fedbudget.models.base import Model, require_fit
 from fedbudget.protocol.aggregator import Aggregator
@@ -69,6 +78,9 @@ from fedbudget.settings.types import EngineName
 MOST_MEMORY = 100e6
 """Largest state of nodes, in bytes, that checkpoints contain. Above it, the nodes of a
 resumed run start like nodes that have just joined: with w and w^f, and without history."""
+
+MOST_PERSONAL = 1000
+"""Simulated nodes with personal models, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +114,16 @@ def simulate(
     model = inputs.model
     meters = build_meters(settings)
     aggregator: Aggregator | None = None
+    trial: Usage | None = None
     engine: Engine
     began = time.perf_counter()
     failed = f"{model.name} cannot train on {inputs.dataset.name}"
     custom = python_file.is_reference(str(settings.model))
     with as_user_error(failed) if custom else nullcontext():
-        method = build_method(settings, overrides, sizes)
+        method = build_method(settings, overrides, sizes, model)
+        if settings.secure_aggregation:
+            method = with_sums_only(method, settings.secure_threshold)
+        secure = simulated_sums(settings, method)
         if settings.method in BASELINES:
             eta = method.step_size.first().eta
             engine = _baseline(inputs, shards, eta, meters, resumed)
@@ -119,11 +135,12 @@ def simulate(
                 attendance(settings),
                 attack=attack,
                 together=together,
+                secure=secure,
                 **_node_options(settings, model),
             )
             measured = meters.time.source == "measured"
             rehearsal = together if measured else None
-            engine = _engine(inputs, method, meters, nodes, resumed, rehearsal)
+            engine, trial = _engine(inputs, method, meters, nodes, resumed, rehearsal)
             aggregator = engine.aggregator
     return SimulatedRun(
         **vars(inputs),
@@ -135,6 +152,9 @@ def simulate(
         shards=shards,
         resumed=resumed,
         trial_seconds=time.perf_counter() - began,
+        sums=secure,
+        folder_made=partial(log_payments, secure),
+        trial=trial,
     )
 
 
@@ -162,7 +182,14 @@ def _completed(
     assert settings.nodes is not None
     nodes = settings.nodes if len(sizes) == 1 else 1  # of one size
     settings = with_validation(settings, list(sizes) * nodes)
-    settings = with_privacy(with_batch_size(settings, sizes), samples=sum(sizes))
+    published = inputs.dataset.published
+    settings = with_batch_size(settings, sizes)
+    settings = with_privacy(settings, published=published, samples=sum(sizes))
+    if settings.personal and nodes * len(sizes) > MOST_PERSONAL:
+        raise UserError(
+            f"`personal` stores a model for each node, for at most {MOST_PERSONAL} nodes, "
+            f"not {nodes * len(sizes)}"
+        )
     model = inputs.model
     require_fit(model, inputs.dataset.name, inputs.train, batch_of(settings), inputs.test)
     if resumed is not None:
@@ -178,8 +205,8 @@ def _engine(
     nodes: SimulatedNodes,
     resumed: Checkpoint | None,
     rehearsal: Fleet | None = None,
-) -> RoundEngine:
-    """Make a trial round, and return the engine.
+) -> tuple[RoundEngine, Usage]:
+    """Make a trial round, and return the engine and what the round used.
 
     Args:
       rehearsal: all nodes, to compile what rounds need before the clock starts.
@@ -196,17 +223,22 @@ def _engine(
         statistics=inputs.model.statistics,
     )
     if rehearsal is not None:
-        _rehearse(meters, method, (w, trial), rehearsal)
+        secure = simulated_sums(settings, method)
+        _rehearse(meters, method, (w, trial), rehearsal, secure)
     if resumed is not None:
         with recalling("the state of its nodes"):
             state = resumed.engine_state(SimulationState)
             meters.restore(state.meters)
             nodes.restore(state)
-    return RoundEngine(aggregator, nodes, meters)
+    return RoundEngine(aggregator, nodes, meters), trial
 
 
 def _rehearse(
-    meters: Meters, method: Method, start: tuple[Float32, Usage], fleet: Fleet
+    meters: Meters,
+    method: Method,
+    start: tuple[Float32, Usage],
+    fleet: Fleet,
+    secure: SimulatedSums | None,
 ) -> None:
     """Run three rounds and discard them, so that the budget excludes compilation."""
     budget = meters.budget
@@ -218,7 +250,7 @@ def _rehearse(
     aggregator = build_aggregator(
         method, meters, start, rounds=3, statistics=fleet.model.statistics
     )
-    nodes = InProcessNodes([fleet], meters.counters())
+    nodes = InProcessNodes([fleet], meters.counters(), secure=secure)
     RoundEngine(aggregator, nodes, meters).run(observe=lambda *_: None)
 
 
@@ -384,7 +416,7 @@ def on_ray(
         actors = _actors(resumed, actors)
     assert settings.nodes is not None
     sizes = sizes if len(sizes) == settings.nodes else sizes * settings.nodes
-    method = build_method(settings, overrides, sizes)
+    method = build_method(settings, overrides, sizes, inputs.model)
     meters = build_meters(settings)
     summed = method.private is None and not method.combine.needs_reports
     definition = GroupDefinition(
@@ -401,7 +433,7 @@ def on_ray(
         )
         stack.enter_context(closing(nodes))
         began = time.perf_counter()
-        engine = _engine(inputs, method, meters, nodes, resumed)
+        engine, trial = _engine(inputs, method, meters, nodes, resumed)
         rows = None  # drawn shards overlap: together they train on all rows
         if not Partition.parse(str(settings.partition)).draws:
             shards = Shards.of(inputs.train, distribute(settings, inputs.dataset)[1])
@@ -415,6 +447,7 @@ def on_ray(
             repeatable=not overrides,
             resumed=resumed,
             trial_seconds=time.perf_counter() - began,
+            trial=trial,
         )
 
 

@@ -12,9 +12,13 @@ from fedbudget.arrays import Flags
 from fedbudget.budget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.budget.spending import CarefulSpending
 from fedbudget.data.agreement import describe_uneven_classes
+from fedbudget.data.columns import category_name
+from fedbudget.data.dataset import Dataset
+from fedbudget.data.files import public_scale
 from fedbudget.data.shards import Table
 from fedbudget.engines.engine import RoundEngine
-from fedbudget.engines.remote.members import OWN
+from fedbudget.engines.remote.members import OWN, samples_cap
+from fedbudget.engines.remote.node_data import public_description
 from fedbudget.engines.remote.policy import (
     CompressionChoice,
     Deadlines,
@@ -22,8 +26,15 @@ from fedbudget.engines.remote.policy import (
     RemotePolicy,
 )
 from fedbudget.engines.remote.round import RemoteNodes, capped_costs, evaluation_usage
+from fedbudget.engines.remote.slow_nodes import SlowNodes
 from fedbudget.engines.remote.tallies import expected_bytes
-from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
+from fedbudget.engines.remote.task import (
+    MOST_UPDATES,
+    DataTerms,
+    SamplesDescription,
+    Task,
+    agree,
+)
 from fedbudget.errors import UserError, flag
 from fedbudget.launch.inputs import (
     batch_of,
@@ -75,17 +86,18 @@ def agree_on_task(
       own: custom model, if any.
       names: names of the nodes, for errors.
     """
+    terms = data_terms(settings)
+    for each in descriptions:
+        try:
+            terms.require(each)
+        except PeerError as error:
+            raise UserError(f"a node's data do not fit: {error}") from None
     samples = agree(descriptions, names, settings.classes)
     settings = with_model(settings, samples.empty(), own)
     sizes = [size for each in descriptions for size in each.sizes]
     settings = with_batch_size(with_validation(settings, sizes), sizes)
-    method = replace(method, validation=validation_of(settings))
     model = model_for(settings, samples, own)
-    if method.private is not None and samples.features is not None:
-        raise UserError(
-            "standardising features reveals their means, which the privacy budget does not "
-            "cover: switch `standardise` off at nodes (--no-standardise)"
-        )
+    method = replace(method, validation=validation_of(settings, model))
     if any(isinstance(each, SamplePrivacy) for each in method.features):
         require_per_sample(model)
     assert settings.model is not None
@@ -100,6 +112,11 @@ def agree_on_task(
         samples,
         tuple(map(FeatureSettings.of, method.features)),
         readings=tuple(settings.limits().limits),
+        most_counted=(
+            samples_cap([sum(each.sizes) for each in descriptions], settings.max_share)
+            if settings.secure_aggregation
+            else None
+        ),
     )
     for each in descriptions:
         try:
@@ -107,6 +124,28 @@ def agree_on_task(
         except PeerError as error:
             raise UserError(f"a node's data do not fit: {error}") from None
     return settings, method, task, model
+
+
+def data_terms(settings: Settings) -> DataTerms:
+    """Return what the data of nodes must fulfil."""
+    options = settings.table_options()
+    classes = options.classes
+    private = is_private(settings)
+    if options.schema is not None:
+        schema = options.schema
+        dataset = Dataset.without_samples(
+            "schema",
+            (schema.layout.features,),
+            "float64",
+            schema.classes,
+            values=not schema.classes,
+            layout=schema.layout,
+        )
+        if settings.standardise is not False:
+            dataset = dataset.standardised(public_scale(options))
+        return DataTerms(None, private, public_description(dataset))
+    allowed = None if classes is None else tuple(map(category_name, classes))
+    return DataTerms(allowed, private)
 
 
 def misfits(descriptions: Mapping[str, SamplesDescription]) -> dict[str, str]:
@@ -247,6 +286,9 @@ def prepare_remote(
     participation = None
     if settings.participation != 1:
         participation = Participation(partial(_attendance, settings))
+    slow = None
+    if settings.round_timeout is None and meters.time.source == "measured":
+        slow = SlowNodes()
     evaluation_seconds = evaluation_usage(trials, 0).seconds if nodes_test else 0.0
     policy = RemotePolicy(
         nodes,
@@ -256,6 +298,7 @@ def prepare_remote(
         evaluation_points(settings) if nodes_test else None,
         choice,
         participation,
+        slow,
     )
     return PreparedRun(
         settings=settings,

@@ -130,9 +130,24 @@ class Model(Protocol):
         """
 
 
-class BaseModel(ABC):
-    """Defaults for the optional parts of a model."""
+def with_dropout(model: Model, share: float) -> Model | None:
+    """Return a model with dropout in its local updates; None if it has none.
 
+    Args:
+      model: the model; one that is not a `BaseModel` has no dropout.
+      share: share of the hidden values that are set to 0.
+    """
+    return model.with_dropout(share) if isinstance(model, BaseModel) else None
+
+
+class BaseModel(ABC):
+    """Defaults for the optional parts of a model.
+
+    Attributes:
+      convex: whether the loss is convex in w, so that means of parameters are meaningful.
+    """
+
+    convex: ClassVar[bool] = False
     _metrics: Mapping[str, Callable[..., Any]] = {}
 
     @property
@@ -142,6 +157,14 @@ class BaseModel(ABC):
     @property
     def statistics(self) -> int:
         return 0
+
+    def with_dropout(self, share: float) -> "Model | None":
+        """Return the model with dropout in its local updates; None if it has none.
+
+        Args:
+          share: share of the hidden values that are set to 0.
+        """
+        return None
 
     def outputs(self, w: Float32, table: Table) -> Float32 | None:
         return None
@@ -230,6 +253,11 @@ class KernelModel(LoopModel):
     def terms(self) -> tuple[Any, ...]:
         """The NamedTuple on whose type the row functions are overloaded."""
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the row functions compute the loss with all options of this model."""
+        return True
+
     @abstractmethod
     def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         """Compute Σ f_j(w) and Σ ∇f_j(w) over rows in numpy, without regularization."""
@@ -242,14 +270,20 @@ class KernelModel(LoopModel):
         return np.zeros(self.parameters, np.float32)
 
     def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
-        kernels = compiled_kernels()
+        kernels = compiled_kernels() if self.compiled else None
         if kernels is None:
             return super().losses(w, shards, indices)
-        out = np.empty(len(shards))
-        regularization = np.float32(self.regularization)
-        arrays = _arrays(shards, indices)
+        out = np.empty(len(shards.size))
         with _KERNEL_LOCK:
-            kernels.losses(self.terms, regularization, _contiguous(w), *arrays, out)
+            kernels.losses(
+                self.terms,
+                np.float32(self.regularization),
+                *_contiguous(w),
+                *shards.kernel_arrays,
+                indices.positions,
+                indices.group,
+                out,
+            )
         return out
 
     def descend(
@@ -261,14 +295,13 @@ class KernelModel(LoopModel):
         best: Float32 | None = None,
         shift: Float32 | None = None,
     ) -> Descent:
-        kernels = compiled_kernels()
+        kernels = compiled_kernels() if self.compiled else None
         if kernels is None:
             return super().descend(w, shards, indices, eta, best, shift)
         nodes = len(shards.size)
-        few = nodes < kernels.get_num_threads()
+        few = nodes < kernels.MOST_THREADS and nodes < kernels.get_num_threads()
         driver = kernels.descend_few if few else kernels.descend
 
-        none = np.empty((0, self.parameters), np.float32)
         out = np.empty((nodes, self.parameters), np.float32)
         losses = np.empty(nodes)
         gradients = np.empty_like(out)
@@ -277,10 +310,10 @@ class KernelModel(LoopModel):
             driver(
                 self.terms,
                 np.float32(self.regularization),
-                _contiguous(w),
-                none if best is None else _contiguous(best[None]),
-                none if shift is None else _contiguous(shift),
-                *_arrays(shards, indices),
+                *_contiguous(w, None if best is None else best[None], shift),
+                *shards.kernel_arrays,
+                indices.positions,
+                indices.group,
                 indices.updates_of,
                 np.full(nodes, eta, np.float32),
                 out,
@@ -301,7 +334,9 @@ class KernelModel(LoopModel):
         if kernels is not None:
             scale = np.float32(table.scale)
             with _KERNEL_LOCK:
-                right = kernels.correct(self.terms, _contiguous(w), table.x, table.y, scale)
+                right = kernels.correct(
+                    self.terms, *_contiguous(w), table.x, table.y, scale
+                )
             return int(right) / len(table)
 
         scores = self.outputs(w, table)
@@ -406,21 +441,15 @@ compiled_kernels = partial(import_kernels, "fedbudget.models.compiled.kernels")
 """Returns the module of kernels; None without numba."""
 
 
-def _arrays(shards: Shards, indices: BatchIndices) -> tuple[Any, ...]:
-    table = shards.table
-    if table.store is not None:
-        table.require_arrays()
-    return (
-        table.x,
-        table.y,
-        np.float32(table.scale),
-        shards.rows,
-        shards.start,
-        shards.size,
-        indices.positions,
-        indices.group,
-    )
+def _contiguous(w: Float32, *others: Float32 | None) -> list[Float32]:
+    """Return vectors in the one memory layout that kernels are compiled for.
 
-
-_contiguous = partial(np.require, dtype=np.float32, requirements=("C", "A", "W"))
-"""Returns vectors in the one memory layout that kernels are compiled for."""
+    None becomes an array without rows.
+    """
+    arrays = []
+    for each in (w, *others):
+        vectors = np.empty((0, w.shape[-1]), np.float32) if each is None else each
+        if vectors.dtype != np.float32 or not vectors.flags.carray:
+            vectors = np.require(vectors, np.float32, ("C", "A", "W"))
+        arrays.append(vectors)
+    return arrays

@@ -49,6 +49,7 @@ class KMeansTerms(NamedTuple):
 class ScoreModel(KernelModel):
     """A model with one score wᵀx per sample and one parameter per feature."""
 
+    convex: ClassVar[bool] = True
     features: int
     regularization: float = 0.0
 
@@ -112,13 +113,26 @@ class SquaredSvm(ScoreModel):
 
 @dataclass(frozen=True)
 class Softmax(KernelModel):
-    """Linear classifier of any number of classes."""
+    """Linear classifier of any number of classes.
+
+    Args:
+      weights: factor of the loss of each class's samples; 1 for all by default.
+    """
 
     name: ClassVar[str] = "softmax"
     target: ClassVar[Target] = "classes"
+    convex: ClassVar[bool] = True
     features: int
     classes: int
     regularization: float = 0.0
+    weights: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.weights and len(self.weights) != self.classes:
+            raise UserError(
+                f"`class_weights` has {len(self.weights)} numbers, but there are "
+                f"{self.classes} classes"
+            )
 
     @cached_property
     def parameters(self) -> int:
@@ -137,6 +151,10 @@ class Softmax(KernelModel):
     def terms(self) -> SoftmaxTerms:
         return SoftmaxTerms(self.classes)
 
+    @cached_property
+    def compiled(self) -> bool:
+        return not self.weights
+
     def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         row = np.arange(len(y))
         labels = y.astype(np.int64)
@@ -145,8 +163,13 @@ class Softmax(KernelModel):
         log_sums = np.log(np.exp(logits - highest).sum(axis=1, keepdims=True)) + highest
         errors = np.exp(logits - log_sums).astype(np.float32)
         errors[row, labels] -= 1
+        losses = log_sums[:, 0] - logits[row, labels]
+        if self.weights:
+            weights = np.array(self.weights, np.float32)[labels]
+            errors *= weights[:, None]
+            losses = losses * weights
         gradient = np.column_stack([errors.T @ x, errors.sum(axis=0)])
-        return float((log_sums[:, 0] - logits[row, labels]).sum()), gradient.ravel()
+        return float(losses.sum()), gradient.ravel()
 
     def scores(self, w: Any, x: Any) -> Any:
         weights = w.reshape(self.classes, -1)
@@ -158,7 +181,10 @@ class Softmax(KernelModel):
         scores = self.scores(w.astype(np.float64), x)
         slopes = np.exp(scores - scores.max(axis=1, keepdims=True))
         slopes /= slopes.sum(axis=1, keepdims=True)
-        slopes[np.arange(len(rows)), table.y[rows].astype(np.int64)] -= 1
+        labels = table.y[rows].astype(np.int64)
+        slopes[np.arange(len(rows)), labels] -= 1
+        if self.weights:
+            slopes *= np.array(self.weights)[labels, None]
         return OuterGradients(slopes, x, bias=True)
 
 

@@ -1,6 +1,6 @@
 """The models that have a name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -10,6 +10,7 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError, unknown
 from fedbudget.models.base import Model, ModelOptions
 from fedbudget.models.builtin import KMeans, LinearRegression, Softmax, SquaredSvm
+from fedbudget.settings.option import choices_text
 
 _LEAST_SIDE = {"cnn": 1, "lenet": 16}
 """Smallest height and width of images, in pixels, for networks that need images."""
@@ -21,11 +22,14 @@ class ModelEntry:
 
     Args:
       build: (dataset, options, device) to a model for the dataset's features and classes.
+        The options include `class_weights`, if it `weights_classes`.
       options: its options with their defaults.
+      weights_classes: whether its loss can weight classes.
     """
 
     build: Callable[[Dataset, dict[str, Any], str], Model]
     options: ModelOptions = field(default_factory=dict)
+    weights_classes: bool = False
 
 
 def build(
@@ -34,6 +38,7 @@ def build(
     options: ModelOptions | None = None,
     *,
     device: str = "auto",
+    class_weights: Sequence[float] = (),
 ) -> Model:
     """Create a model by its name, with the size that the dataset needs.
 
@@ -42,8 +47,15 @@ def build(
       dataset: the samples to train on.
       options: values of the model's options; the defaults for those that are missing.
       device: device of PyTorch, for models that use it.
+      class_weights: factor of the loss of each class's samples; 1 for all by default.
     """
     entry = _entry(name)
+    if class_weights and not entry.weights_classes:
+        able = [each for each, other in MODELS.items() if other.weights_classes]
+        raise UserError(
+            f"`model` {name} cannot weight classes: use {choices_text(able)} with "
+            "`class_weights`"
+        )
     chosen = dict(options or {})
     for option, value in chosen.items():
         if option not in entry.options:
@@ -55,6 +67,8 @@ def build(
                 f"{option} of model {name} must be of type {expected.__name__}, "
                 f"not {value!r}"
             )
+    if entry.weights_classes:
+        chosen["class_weights"] = tuple(class_weights)  # type: ignore[assignment]
     return entry.build(dataset, {**entry.options, **chosen}, device)
 
 
@@ -99,7 +113,7 @@ def require_torch(what: str) -> None:
         )
 
 
-def _network(name: str, dataset: Dataset, _: dict[str, Any], device: str) -> Model:
+def _network(name: str, dataset: Dataset, options: dict[str, Any], device: str) -> Model:
     require_torch(f"`model` {name}")
     if name in _LEAST_SIDE and len(dataset.shape) != 3:
         raise UserError(
@@ -124,6 +138,7 @@ def _network(name: str, dataset: Dataset, _: dict[str, Any], device: str) -> Mod
         partial(getattr(networks, name), size, outputs),
         name=name,
         target="real" if real else "classes",
+        class_weights=options["class_weights"] or None,
         device=device,
     )
 
@@ -141,9 +156,14 @@ MODELS: Mapping[str, ModelEntry] = {
         lambda dataset, options, _: KMeans(dataset.features, **options), KMeans.OPTIONS
     ),
     "softmax": ModelEntry(
-        lambda dataset, *_: Softmax(dataset.features, max(1, len(dataset.classes)))
+        lambda dataset, options, _: Softmax(
+            dataset.features,
+            max(1, len(dataset.classes)),
+            weights=options["class_weights"],
+        ),
+        weights_classes=True,
     ),
-    "mlp": ModelEntry(partial(_network, "mlp")),
-    "cnn": ModelEntry(partial(_network, "cnn")),
-    "lenet": ModelEntry(partial(_network, "lenet")),
+    "mlp": ModelEntry(partial(_network, "mlp"), weights_classes=True),
+    "cnn": ModelEntry(partial(_network, "cnn"), weights_classes=True),
+    "lenet": ModelEntry(partial(_network, "lenet"), weights_classes=True),
 }

@@ -142,6 +142,13 @@ def as_model(given: Any, *, device: str = "auto") -> Model:
 
         return TorchModel(given, device=device)
     kind = type(result).__name__
+    if hasattr(result, "get_params") and hasattr(result, "fit"):
+        raise UserError(
+            f"`model` {kind} is an estimator of scikit-learn, whose `fit` cannot be split "
+            "into local updates: use softmax (logistic regression), svm, linear, mlp or "
+            "kmeans, or a PyTorch module; FedClassifier, FedRegressor and FedKMeans have "
+            "the interface of scikit-learn"
+        )
     raise UserError(f"`model` must be a name, a PyTorch module or a model, not a {kind}")
 
 

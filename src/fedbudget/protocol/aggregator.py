@@ -45,9 +45,10 @@ import numpy as np
 from fedbudget.arrays import Float32, Int64
 from fedbudget.budget.budget import Budget, Costs, Ledger
 from fedbudget.budget.control import ControlInputs, Decision, Reason
-from fedbudget.budget.spending import open_ledger, progress
+from fedbudget.budget.spending import Plans, open_ledger, progress
 from fedbudget.budget.step_size import StepSizeInputs
 from fedbudget.errors import UserError
+from fedbudget.frozen import updated
 from fedbudget.protocol.features.estimates import EstimateSlopes, EstimatesState
 from fedbudget.protocol.features.feature import (
     Choice,
@@ -78,19 +79,13 @@ from fedbudget.protocol.stages import (
     pace,
     paced,
     reopen,
+    restart_from,
     step_size_inputs,
     was_last,
     watch_losses,
     with_losses,
 )
-from fedbudget.protocol.state import (
-    AggregatorState,
-    Outcome,
-    Payment,
-    Phase,
-    Round,
-    updated,
-)
+from fedbudget.protocol.state import AggregatorState, Outcome, Payment, Phase, Round
 from fedbudget.protocol.sums import NoisySums, Sums
 
 _State = AggregatorState[Any, Any]
@@ -151,6 +146,8 @@ class Aggregator:
         self._after_final = defining(features, "after_final")
         self._chosen = defining(features, "chosen")
         self._ends = defining(features, "ends")
+        self._restart = defining(features, "restart")
+        self._plans = Plans(method.spending)
 
     @classmethod
     def resume(
@@ -203,7 +200,8 @@ class Aggregator:
             raise LocalError("the run has started already")
         state = updated(self.state, phase=Phase.ROUND)
         decision = state.decision
-        if self.method.searches_step:
+        starting = decision.reason == Reason.START or not state.step_size.settled
+        if self.method.searches_step and starting:
             state, decision = self._next_decision(state, recover=False)
         else:
             state, decision = self._adjusted(state, decision)
@@ -258,55 +256,27 @@ class Aggregator:
         state = watch_losses(state, filtered, best=best, recover=recover)
 
         # 5. Combine the reports and move w.
-        before = self._planned(self.state)
-        inputs = step_size_inputs(
-            method.spending, before, self._planned(state), sums, best=best
+        state, result = self._move(
+            state, broadcast, filtered, start, times, best=best, recover=recover
         )
-        step_size = method.step_size.next(state.step_size, inputs)
-        first = broadcast.round == 1 and method.searches_step
-        scale = step_size.eta / broadcast.eta if first else 1.0
-        combined = None if recover else combine_reports(method.combine, filtered)
-        mean = combined
-        if mean is not None:
-            for feature in self._unbias:
-                mean = feature.unbias(state.states.get(feature.name), broadcast, mean)
-        moved = move(state, method.update, mean, start, sums, broadcast.span, scale)
-        if moved.recover:
-            step_size = method.step_size.recover(state.step_size, inputs)
-        slowdown = pace(step_size.eta, broadcast.eta * scale)
-        last = was_last(state)
-        received = moved.w if self._quantize is None else self._quantize(moved.w, state.w)
-        state = updated(state, w=received, step_size=step_size, update=moved.update)
 
         # 6. Features follow.
-        result = RoundResult(
-            broadcast,
-            sums,
-            start,
-            combined=None if moved.recover else combined,
-            mean=received if moved.mean is moved.w else moved.mean,
-            w=received,
-            slowdown=slowdown,
-            recover=moved.recover,
-            capped=filtered.capped,
-            times=times,
-            quantize=self._quantize,
-            statistics=state.statistics,
-            last=last,
-            spent=ledger.share,
-            cost=ledger.cost_in_updates(broadcast.steps),
-            states=dict(state.states),
-        )
         state = self._follow(state, result)
         record = self._round(state, broadcast, filtered, result)
+        for feature in self._restart:
+            w = feature.restart(state.states.get(feature.name))
+            if w is not None:
+                state = restart_from(state, method, self._received(w, state.w))
 
         # 7. Choose τ, and announce the next round.
-        if not (moved.recover or last):
-            state = updated(state, update=paced(method.update, state.update, slowdown))
+        if not (result.recover or result.last):
+            state = updated(
+                state, update=paced(method.update, state.update, result.slowdown)
+            )
         if broadcast.stop:
             state = self._finish(state, best=best)
         else:
-            state, decision = self._next_decision(state, recover=moved.recover)
+            state, decision = self._next_decision(state, recover=result.recover)
             state = self._announce(state, decision, best=best)
 
         self.last = record  # only now: a custom rule may have raised in any stage above
@@ -451,6 +421,71 @@ class Aggregator:
                 return start
         return state.w
 
+    def _move(
+        self,
+        state: _State,
+        broadcast: TrainRound,
+        filtered: FilteredReports,
+        start: Float32,
+        times: NodeTimes | None,
+        *,
+        best: bool,
+        recover: bool,
+    ) -> tuple[_State, RoundResult]:
+        """Combine the reports, choose η and move w; return what features need to follow.
+
+        The arguments are values of `receive`.
+        """
+        method = self.method
+        sums = filtered.sums
+        before = self._plans.progress(self.state.ledger, self.state.ends)
+        spent = self._plans.progress(state.ledger, state.ends)
+        inputs = step_size_inputs(before, spent, sums, best=best)
+        step_size = method.step_size.next(state.step_size, inputs)
+        first = broadcast.round == 1 and method.searches_step
+        scale = step_size.eta / broadcast.eta if first else 1.0
+        combined = None if recover else combine_reports(method.combine, filtered)
+        mean = combined
+        if mean is not None:
+            for feature in self._unbias:
+                mean = feature.unbias(state.states.get(feature.name), broadcast, mean)
+        moved = move(state, method.update, mean, start, sums, broadcast.span, scale)
+        if moved.recover:
+            step_size = method.step_size.recover(state.step_size, inputs)
+        slowdown = pace(step_size.eta, broadcast.eta * scale)
+        last = was_last(state)
+        received = self._received(moved.w, state.w)
+        searched = step_size if broadcast.round == 1 else state.searched
+        state = updated(
+            state,
+            w=received,
+            step_size=step_size,
+            searched=searched,
+            update=moved.update,
+        )
+        result = RoundResult(
+            broadcast,
+            sums,
+            start,
+            combined=None if moved.recover else combined,
+            mean=received if moved.mean is moved.w else moved.mean,
+            w=received,
+            slowdown=slowdown,
+            recover=moved.recover,
+            capped=filtered.capped,
+            times=times,
+            quantize=self._quantize,
+            statistics=state.statistics,
+            last=last,
+            ledger=state.ledger,
+            states=dict(state.states),
+        )
+        return state, result
+
+    def _received(self, vector: Float32, known: Float32) -> Float32:
+        """Return a vector as nodes receive it, [parameters]; see `Quantize`."""
+        return vector if self._quantize is None else self._quantize(vector, known)
+
     def _follow(self, state: _State, result: RoundResult) -> _State:
         """Let features follow a round, each in its own state."""
         states = result.states
@@ -460,7 +495,8 @@ class Aggregator:
                 states.pop(feature.name, None)
             else:
                 states[feature.name] = after
-        return updated(state, states=states)
+        ends = [each.ends(states.get(each.name)) for each in self._ends]
+        return updated(state, states=states, ends=min(ends, default=1.0))
 
     def _follow_final(self, state: _State, sums: Sums) -> _State:
         """Let features follow the final round."""
@@ -472,14 +508,6 @@ class Aggregator:
             if after is not None:
                 states[feature.name] = after
         return updated(state, states=states)
-
-    def _planned(self, state: _State) -> Ledger:
-        """Return the ledger to plan with: a run may end before its budget is spent."""
-        ledger = state.ledger
-        if not self._ends:
-            return ledger
-        ends = min(each.ends(state.states.get(each.name)) for each in self._ends)
-        return ledger if ends == 1 else ledger.with_share(ends)
 
     def _next_decision(self, state: _State, *, recover: bool) -> tuple[_State, Decision]:
         """Choose τ of the coming round.
@@ -519,12 +547,12 @@ class Aggregator:
             state.step_size.eta,
             costs.step,
             costs.aggregation,
-            self._planned(state).budget.array,
+            self._plans.ledger(state.ledger, state.ends).budget.array,
         )
 
     def _announce(self, state: _State, chosen: Decision, *, best: bool) -> _State:
         """Announce the next round, with τ shortened to fit the budget; or the end."""
-        ledger = self._planned(state)
+        ledger = self._plans.ledger(state.ledger, state.ends)
         plan = self.method.spending.plan(ledger, chosen)
         decision = plan.decision
         stopped_by = plan.stopped_by
@@ -586,7 +614,7 @@ class Aggregator:
             for each in self.method.features
         }
         states = {name: own for name, own in extended.items() if own is not None}
-        reopened = updated(reopen(state), states=states)
+        reopened = updated(reopen(state), states=states, ends=1.0)
         in_round = state.phase is Phase.ROUND
         if self._rounds_made(reopened) >= self._most_rounds:
             if in_round:

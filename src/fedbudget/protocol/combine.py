@@ -27,8 +27,12 @@ from fedbudget.protocol.messages import LossReport, Report
 from fedbudget.protocol.outliers import FEWEST, median
 from fedbudget.protocol.sums import add_up
 
-_LOSS_PAIRS = (("losses", "best_losses"), ("validation", "validation_best"))
-"""Losses of w(t₀) and of the best w so far."""
+_LOSS_PAIRS = (
+    ("losses", "best_losses"),
+    ("validation", "validation_best"),
+    ("validation_mean", "validation_best"),
+)
+"""Losses of a w, and of the best w so far."""
 
 
 class CombineRule(Protocol):
@@ -282,8 +286,9 @@ def without_outliers(report: Report, count: int) -> Report:
     for name, best_name in _LOSS_PAIRS:
         if name in numbers:
             known = numbers.get("validated", np.ones(1)) > 0 if name != "losses" else True
-            best = _winsorize(numbers[best_name], count, known)
-            gap = _winsorize(numbers[name] - numbers[best_name], count, known)
+            reported = report.numbers[best_name]
+            best = _winsorize(reported, count, known)
+            gap = _winsorize(numbers[name] - reported, count, known)
             numbers[name] = best + gap
             numbers[best_name] = best
     return replace(report, numbers=numbers)

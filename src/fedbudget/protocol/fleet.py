@@ -53,6 +53,7 @@ from fedbudget.protocol.messages import (
     Private,
     Report,
 )
+from fedbudget.protocol.personal import Personal, personalise
 from fedbudget.protocol.update import scaled_from
 
 
@@ -65,6 +66,7 @@ class Fleet:
       batch: samples in a mini-batch; None for whole shards (deterministic gradient
         descent).
       seed: seed of the mini-batches; the same for all nodes of all fleets.
+      batch_secret: mixed into that seed, see data/sampling.py.
       features: features of the run, in its order.
       numbers: the nodes' numbers among all nodes of the run; 0..n-1 by default.
       noise: noise of the nodes, for per-sample privacy.
@@ -77,12 +79,14 @@ class Fleet:
         *,
         batch: int | None,
         seed: int,
+        batch_secret: int | None = None,
         features: Sequence[Feature] = (),
         numbers: Sequence[int] | None = None,
         noise: NodeNoise | None = None,
     ) -> None:
         self.model = model
         self.sizes = shards.size
+        self.all_shards = shards  # with held-out rows
         self.held_out: dict[str, Any] = {}
         for feature in defining(features, "hold_out"):
             shards, self.held_out[feature.name] = feature.hold_out(shards, seed)
@@ -91,14 +95,17 @@ class Fleet:
         self.numbers = np.asarray(chosen, dtype=np.int64)
         if len(self.numbers) != len(shards) or (np.diff(self.numbers) <= 0).any():
             raise ValueError("a fleet's nodes need one number each, in rising order")
-        self.sampler = Sampler(shards.size, batch, seed)
+        self.sampler = Sampler(shards.size, batch, seed, batch_secret)
         self.sent = SentVectors()  # compressed vectors of the last report
         self.state: FleetState | None = None
         self._compacted = False
+        self._seed = seed
         self._features = features
         self._noise = noise
+        self._statistics = model.statistics
         self._local: LocalRound | None = None  # the round that is being made
         self._begin = defining(features, "begin")
+        self._common = defining(features, "common")
         self._measure = defining(features, "measure")
         self._shift = defining(features, "shift")
         self._pull = defining(features, "pull")
@@ -144,6 +151,11 @@ class Fleet:
         self.sent = SentVectors(memory.lost)
         self.sampler.restore(memory.position)
 
+    def personalise(self, w: Float32) -> list[Personal]:
+        """Return the personal model of each node."""
+        self._require_length(w)
+        return personalise(self.model, self.all_shards, self.shards, w, self._seed)
+
     def answer(self, broadcast: Broadcast) -> Report:
         """Make a whole round and return its report."""
         self.receive(broadcast)
@@ -152,7 +164,6 @@ class Fleet:
 
     def receive(self, broadcast: Broadcast) -> None:
         """Begin a round: draw its mini-batches and evaluate what precedes the updates."""
-        self._require_valid(broadcast)
         local = self._begin_local(broadcast)
         for feature in self._begin:
             feature.begin(local)
@@ -164,6 +175,19 @@ class Fleet:
         for feature in self._measure:
             feature.measure(local)
         self._local = local
+
+    @property
+    def common(self) -> list[Float32]:
+        """Vectors that all nodes of the begun round share, in addition to the broadcast.
+
+        These are w^f, if it is not w, and those of features.
+        """
+        local = self._local
+        if local is None:
+            raise LocalError("nodes share nothing before receive")
+        of_features = [each for kind in self._common for each in kind.common(local)]
+        best = [] if local.best is local.broadcast.w else [local.best]
+        return [*best, *of_features]
 
     def update(self) -> None:
         """Make τ local updates, eq. (4); in a final round, evaluate the loss at w."""
@@ -224,22 +248,16 @@ class Fleet:
             vectors={name: values[name] for name in layout.vectors},
         )
 
-    def _require_valid(self, broadcast: Broadcast) -> None:
-        model = self.model
-        if broadcast.w.shape != (model.parameters,):
-            raise PeerError(
-                f"w has shape {broadcast.w.shape}; "
-                f"{model.name} has {model.parameters} parameters"
-            )
-        if isinstance(broadcast, LocalUpdates) and broadcast.tau < 1:
-            raise PeerError(f"tau is {broadcast.tau}")
-
     def _expanded(self, state: FleetState) -> FleetState:
         for feature in reversed(self._features):
             state = feature.expand(state, self.model)
         return state
 
     def _begin_local(self, broadcast: Broadcast) -> LocalRound:
+        """Return the new round; refuse a broadcast that this fleet cannot answer."""
+        self._require_length(broadcast.w)
+        if isinstance(broadcast, LocalUpdates) and broadcast.tau < 1:
+            raise PeerError(f"tau is {broadcast.tau}")
         last = self.state
         if last is not None and self._compacted:
             last = self._expanded(last)
@@ -263,7 +281,7 @@ class Fleet:
             best_known=best_known,
             noise=self._noise,
             memories={} if last is None else dict(last.memories),
-            statistics=self.model.statistics,
+            statistics=self._statistics,
             draws=0,
             held_out=self.held_out,
         )
@@ -271,6 +289,13 @@ class Fleet:
             local.draws = broadcast.tau
             local.eta = broadcast.eta
         return local
+
+    def _require_length(self, w: Float32) -> None:
+        model = self.model
+        if w.shape != (model.parameters,):
+            raise PeerError(
+                f"w has shape {w.shape}; {model.name} has {model.parameters} parameters"
+            )
 
     def _follow_best(
         self, broadcast: Broadcast, last: FleetState | None, missed: bool
@@ -304,7 +329,7 @@ class Fleet:
             descent = self._descend_one_by_one(local, best, shift)
         else:
             w = local.broadcast.w[None]
-            descent = self.model.descend(
+            descent = local.model.descend(
                 w, self.shards, local.indices, local.eta, best, shift
             )
         if local.scale is None:
@@ -338,7 +363,7 @@ class Fleet:
             added = self._total_pull(local, w, shift)
             one = one_of(indices, number)
             asked = None if number else best
-            fresh = self.model.descend(w, self.shards, one, local.eta, asked, added)
+            fresh = local.model.descend(w, self.shards, one, local.eta, asked, added)
             first = first or fresh
             active = indices.updates_of > number
             w = fresh.w if active.all() else np.where(active[:, None], fresh.w, w)

@@ -9,6 +9,9 @@ report:
     NormRound         only the norms of updates                 NormReport
     SampleRound       updates from noisy gradients              SampleReport
     SampleNormRound   only the norms of gradients, noisy        SampleNormReport
+    SampleSumRound    sums of clipped gradients, masked         SampleSumReport
+    SampleSumNormRound  only the norms of gradients, masked     SampleNormReport
+    PersonalRound     a personal model of each node             PersonalReport
 
 A broadcast names the numbers and vectors that its report must have (`ReportLayout`). What
 features add to a broadcast are its `parts` (features/feature.py). A report is a structure
@@ -53,10 +56,13 @@ class RoundPart:
     """Whether the class defines `remembered`."""
     addressed: ClassVar[bool] = False
     """Whether the class defines `to`."""
+    bounded: ClassVar[bool] = False
+    """Whether the class defines `require_possible`."""
 
     def __init_subclass__(cls) -> None:
         cls.once = cls.remembered is not RoundPart.remembered
         cls.addressed = cls.to is not RoundPart.to
+        cls.bounded = cls.require_possible is not RoundPart.require_possible
 
     def to(self, nodes: Int64) -> Self:
         """Return the part as sent to the nodes with these numbers."""
@@ -156,12 +162,9 @@ class Report:
         if (nodes[1:] <= nodes[:-1]).any():
             raise PeerError("a node reported twice, or reports are not in node order")
         layout = broadcast.report
-        expected = {*layout.numbers, *layout.vectors}
-        if missing := sorted(expected - {*self.numbers, *self.vectors}):
-            raise PeerError(f"a report without {', '.join(missing)}")
-        more = {*self.numbers} - {*layout.numbers} | {*self.vectors} - {*layout.vectors}
-        if more:
-            raise PeerError(f"a report with {', '.join(sorted(more))}")
+        named = (tuple(self.numbers), tuple(self.vectors))
+        if named != (layout.numbers, layout.vectors):
+            self._require_names(layout)
         shape = nodes.shape
         wide = (*shape, broadcast.w.size)
         arrays: list[tuple[str, NDArray[Any], tuple[int, ...]]] = [
@@ -172,6 +175,15 @@ class Report:
         for name, values, wanted in arrays:
             if values.shape != wanted:
                 raise PeerError(f"{name} has shape {values.shape}, not {wanted}")
+
+    def _require_names(self, layout: ReportLayout) -> None:
+        """Raise PeerError for missing or further arrays; their order does not matter."""
+        expected = {*layout.numbers, *layout.vectors}
+        if missing := sorted(expected - {*self.numbers, *self.vectors}):
+            raise PeerError(f"a report without {', '.join(missing)}")
+        more = {*self.numbers} - {*layout.numbers} | {*self.vectors} - {*layout.vectors}
+        if more:
+            raise PeerError(f"a report with {', '.join(sorted(more))}")
 
     @classmethod
     def merge(cls, reports: "Sequence[Report]") -> "Report":
@@ -251,12 +263,30 @@ class SampleReport(Report):
 
 
 class SampleNormReport(Report):
-    """Noisy norms of gradients, encoded as in features/sample_privacy.py."""
+    """Norms of gradients, encoded as in features/sample_privacy.py."""
 
     @property
     def octaves(self) -> Float64:
-        """Noisy sum over the node's samples, [n]."""
+        """Sum over the node's samples, [n]; it contains noise unless it will be masked."""
         return self.numbers["octaves"]
+
+
+class SampleSumReport(Report):
+    """Sums of clipped gradients, without noise: only their masked form leaves a node."""
+
+    @property
+    def sums(self) -> Float64:
+        """Sum over the node's samples, [n, parameters]."""
+        return np.asarray(self.vectors["sums"], np.float64)
+
+    @property
+    def decay(self) -> Float64:
+        """Factor of w in the gradient of the regularization of all these samples, [n]."""
+        return self.numbers["decay"]
+
+
+class PersonalReport(Report):
+    """Figures of personal models (personal.py); NaN if a node keeps them to itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +329,8 @@ class Broadcast:
         """Return the broadcast as sent to the nodes with these numbers."""
         if not any(part.addressed for part in self.parts):
             return self
-        return replace(self, parts=tuple([part.to(nodes) for part in self.parts]))
+        parts = [part.to(nodes) if part.addressed else part for part in self.parts]
+        return replace(self, parts=tuple(parts))
 
     @property
     def remembered(self) -> Self:
@@ -309,7 +340,7 @@ class Broadcast:
         parts = tuple([part.remembered if part.once else part for part in self.parts])
         return replace(self, parts=parts, catch_up=None)
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Local updates that the round costs a node; a loss costs as much as one."""
         return 1
@@ -362,7 +393,7 @@ class LocalUpdates(Broadcast):
     tau: int
     eta: float
 
-    @property
+    @cached_property
     def steps(self) -> int:
         return self.tau
 
@@ -381,7 +412,7 @@ class TrainRound(LocalUpdates):
     effective: float
     stop: bool = False
 
-    @property
+    @cached_property
     def span(self) -> float:
         """ητ_eff, the factor between a mean gradient and the move of w."""
         return self.eta * self.effective
@@ -404,6 +435,10 @@ class Private(Broadcast):
       rho: privacy cost ρ of the round for each node, or for each sample.
     """
 
+    per_sample: ClassVar[bool] = False
+    """Whether the round protects single samples, not nodes."""
+    only_masked: ClassVar[bool] = False
+    """Whether reports may leave a node only masked, with its share of the noise."""
     rho: float
 
 
@@ -437,6 +472,7 @@ class SampleRound(Private, LocalUpdates):
     """
 
     answer = SampleReport
+    per_sample = True
     report: ReportLayout = ReportLayout((), ("w",))
     clip: float
 
@@ -446,7 +482,55 @@ class SampleNormRound(Private):
     """A round that only measures how long the gradients of samples are."""
 
     answer = SampleNormReport
+    per_sample = True
     report: ReportLayout = ReportLayout(("octaves",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSumRound(Private):
+    """A round that publishes the sum of all clipped gradients at w, with noise.
+
+    Args:
+      clip: C, the largest norm of a sample's gradient.
+    """
+
+    answer = SampleSumReport
+    per_sample = True
+    only_masked = True
+    report: ReportLayout = ReportLayout(("decay",), ("sums",))
+    clip: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSumNormRound(Private):
+    """A round that publishes the sum of the norms of gradients, with noise."""
+
+    answer = SampleNormReport
+    per_sample = True
+    only_masked = True
+    report: ReportLayout = ReportLayout(("octaves",))
+
+
+FIGURES = ("trivial", "alone", "shared", "personal", "gain", "correction")
+_SITE_NUMBERS = (
+    *("metric", "rows", "measured", "held_out", "kept"),
+    *("weight_shared", "weight_corrected", "weight_alone"),
+    *FIGURES,
+    *(f"{name}_error" for name in FIGURES),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalRound(Broadcast):
+    """The round after the last: w is the result of the run, which nodes correct.
+
+    Args:
+      figures: whether nodes report figures of their models.
+    """
+
+    answer = PersonalReport
+    report: ReportLayout = ReportLayout(_SITE_NUMBERS, optional=_SITE_NUMBERS)
+    figures: bool = True
 
 
 ROUNDS: tuple[type[Broadcast], ...] = (
@@ -456,6 +540,9 @@ ROUNDS: tuple[type[Broadcast], ...] = (
     NormRound,
     SampleRound,
     SampleNormRound,
+    SampleSumRound,
+    SampleSumNormRound,
+    PersonalRound,
 )
 """All kinds of rounds."""
 

@@ -14,6 +14,7 @@ from fedbudget.budget.step_size import StepSize
 from fedbudget.errors import UserError
 from fedbudget.protocol.combine import CombineRule, WeightedMean, averages
 from fedbudget.protocol.features.drift import DriftCorrection
+from fedbudget.protocol.features.dropout import Dropout
 from fedbudget.protocol.features.estimates import EstimateSlopes
 from fedbudget.protocol.features.feature import Feature, Noise
 from fedbudget.protocol.features.momentum import Momentum
@@ -122,6 +123,8 @@ class Method:
             features.append(Proximal(self.proximal))
         if self.validation is not None:
             features.append(self.validation)
+            if self.validation.second_stage:
+                features.append(Dropout())
         return (*features, *self.extra)
 
     def _training_features(self) -> list[Feature]:

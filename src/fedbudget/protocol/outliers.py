@@ -130,15 +130,19 @@ def cap_figures(
     for group in groups:
         names = [name for name in group.numbers if name in figures.numbers]
         middles = {name: peers.medians(figures.numbers[name]) for name in names}
-        usual = {name: median(values) for name, values in middles.items()}
         typical = {name: reference(values) for name, values in middles.items()}
         for name in names:
             if not scales.get(name):
                 first[name] = typical[name]
             floor = group.floors.get(name, name)
             scale = max(typical[name], typical.get(floor, 0.0), scales.get(floor, 0.0))
-            unknown = {name: math.nan} if group.optional else usual
-            figures.replace_beyond(name, group.numbers[name] * scale, unknown)
+            limit = group.numbers[name] * scale
+            if not (np.abs(figures.numbers[name]) > limit).any():
+                continue
+            usual = {name: math.nan}
+            if not group.optional:
+                usual = {each: median(values) for each, values in middles.items()}
+            figures.replace_beyond(name, limit, usual)
     if first:
         scales = {**scales, **first}
     if not figures.changed:
@@ -174,8 +178,6 @@ class _Figures:
         """
         reported = self.numbers[name]
         beyond = np.abs(reported) > limit
-        if not beyond.any():
-            return
         self.changed = True
         for other, value in replacements.items():
             self.numbers[other] = np.where(beyond, value, self.numbers[other])

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedbudget.arrays import Float32, Int64
-from fedbudget.budget.budget import Ledger
 from fedbudget.budget.control import Reason
-from fedbudget.budget.spending import SpendingRule, progress
 from fedbudget.budget.step_size import StepSizeInputs
 from fedbudget.errors import UserError
+from fedbudget.frozen import updated
 from fedbudget.protocol.combine import (
     CombineRule,
     averages,
@@ -26,7 +25,7 @@ from fedbudget.protocol.messages import Broadcast, LossReport, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.objections import LossWatch, Objection, limit_losses
 from fedbudget.protocol.outliers import Outlier, PeerGroups, cap_figures
-from fedbudget.protocol.state import AggregatorState, Phase, updated
+from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.sums import Sums, norms
 from fedbudget.protocol.update import (
     MovingRule,
@@ -128,14 +127,17 @@ def filter_reports(
 
 
 def with_losses(state: _State, sums: Sums) -> tuple[_State, bool]:
-    """Record F(w(t₀)) and F(w^f); return whether w(t₀) is the new w^f."""
+    """Record F(w(t₀)) and F(w^f); return whether w(t₀) is the new w^f.
+
+    It is if its loss is lower, or if a feature restarted the run from it.
+    """
     loss = sums.totals["losses"] / sums.totals["data"]
     best_loss = sums.totals["best_losses"] / sums.totals["data"]
     if state.t == 0 and state.phase is Phase.ROUND:
         return updated(state, loss=loss, best_loss=loss, first_loss=loss), False
-    if not loss < best_loss:
+    if not (loss < best_loss or state.restarted):
         return updated(state, loss=loss, best_loss=best_loss), False
-    return updated(state, loss=loss, best_loss=loss, best=state.w), True
+    return updated(state, loss=loss, best_loss=loss, best=state.w, restarted=False), True
 
 
 def check_recovery(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bool]:
@@ -151,7 +153,8 @@ def check_recovery(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, 
     worse = not state.loss <= limit
     much_worse = (state.worse and worse) or not state.loss <= max(limit, 10 * limit)
     recover = not sums.totals["used"] or (adapts and much_worse)
-    return updated(state, worse=worse and not recover), recover
+    worse = worse and not recover
+    return state if worse == state.worse else updated(state, worse=worse), recover
 
 
 def _recovery_limit(best_loss: float, first_loss: float) -> float:
@@ -172,6 +175,10 @@ def watch_losses(
       recover: whether the run returns to w^f.
     """
     objection = filtered.objection
+    if objection is None and not filtered.watch.objectors:
+        if filtered.watch is state.watch and filtered.scales is state.scales:
+            return state
+        return updated(state, watch=filtered.watch, scales=filtered.scales)
     if objection is not None:
         limit = _recovery_limit(objection.best_loss, state.first_loss)
         improved = objection.loss < objection.best_loss
@@ -209,23 +216,21 @@ def combine_reports(rule: CombineRule, filtered: FilteredReports) -> Float32:
 
 
 def step_size_inputs(
-    spending: SpendingRule, before: Ledger, after: Ledger, sums: Sums, *, best: bool
+    before: float, spent: float, sums: Sums, *, best: bool
 ) -> StepSizeInputs:
     """Collect the inputs of the step size rule.
 
     Args:
-      spending: the spending rule.
-      before, after: ledger before and after the round.
+      before, spent: spent share of the budget before and after the round.
       sums: sums of the reports.
       best: whether w(t₀) is the new w^f.
     """
-    spent = progress(after, spending)
     return StepSizeInputs(
         sums.largest_beta,
         spent,
         sums.mean_beta,
         best and sums.loss_gap < -sums.loss_gap_error,
-        max(0.0, spent - progress(before, spending)),
+        max(0.0, spent - before),
     )
 
 
@@ -369,13 +374,27 @@ def with_finite_w(state: _State, method: Method) -> _State:
     finite = all(np.isfinite(each).all() for each in (state.w, *vectors))
     if finite or not np.isfinite(best).all():
         return state
+    return _continued_from(state, method, best)
+
+
+def restart_from(state: _State, method: Method, w: Float32) -> _State:
+    """Continue from the w of a feature, with the step size of the first search.
+
+    In the next round w becomes w^f, whatever its loss: the parameters since then overfit.
+    """
+    after = _continued_from(state, method, w)
+    step_size = state.searched or state.step_size
+    return updated(after, step_size=step_size, restarted=True)
+
+
+def _continued_from(state: _State, method: Method, w: Float32) -> _State:
     after = {
         each.name: each.recovered(state.states.get(each.name)) for each in method.features
     }
     return updated(
         state,
-        w=best,
-        update=restarted(method.update, state.update, best),
+        w=w,
+        update=restarted(method.update, state.update, w),
         states={name: own for name, own in after.items() if own is not None},
         worse=False,
     )

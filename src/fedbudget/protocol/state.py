@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,25 +22,6 @@ from fedbudget.protocol.features.workload import WorkShares
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.objections import LossWatch, Objector
 from fedbudget.protocol.outliers import Outlier
-
-if TYPE_CHECKING:
-    from dataclasses import replace as updated
-else:
-
-    def updated(state, **changes):
-        """Copy an `AggregatorState` with some fields changed.
-
-        Every stage of a round creates a state. `dataclasses.replace` would take a tenth of
-        a round's time; type checkers read this function as `dataclasses.replace`.
-        """
-        new = object.__new__(type(state))
-        values = new.__dict__
-        values.update(vars(state))
-        values.update(changes)
-        return new
-
-
-__all__ = ["AggregatorState", "Outcome", "Payment", "Phase", "Round", "updated"]
 
 S = TypeVar("S", bound=Any)
 U = TypeVar("U")
@@ -81,8 +62,11 @@ class AggregatorState(Generic[S, U]):
       tau, effective: τ and τ_eff of the last broadcast.
       loss, best_loss, first_loss: F of w(t₀) one round ago, of w^f and of w(0).
       worse: F(w(t₀)) was much larger than F(w^f).
+      searched: state of the step size rule after the first round, for a restart.
+      restarted: whether the coming round starts from the w of a feature (restart_from).
       t: local updates per node so far.
       stopped_by: the resource that ends the run, once it is decided.
+      ends: share of the budget after which the run ends.
       evaluated: whether the last broadcast is a final round.
       final_rounds: number of final rounds after which the run was extended.
       statistics: number of running statistics at the end of w.
@@ -110,8 +94,11 @@ class AggregatorState(Generic[S, U]):
     best_loss: float = math.inf
     first_loss: float = math.inf
     worse: bool = False
+    searched: S | None = None
+    restarted: bool = False
     t: int = 0
     stopped_by: str | None = None
+    ends: float = 1.0
     evaluated: bool = False
     final_rounds: int = 0
     statistics: int = 0
@@ -139,6 +126,8 @@ class AggregatorState(Generic[S, U]):
                 raise ValueError(f"{name} is not finite")
         if not 0 <= self.statistics < self.w.size:
             raise ValueError(f"{self.statistics} statistics in {self.w.size} numbers")
+        if not 0 < self.ends <= 1:
+            raise ValueError(f"the run ends after {self.ends} of the budget")
         self.ledger.require_possible()
         for state in self.states.values():
             state.require_possible(self.w)
@@ -191,6 +180,7 @@ class Round:
       excluded: nodes on other machines whose losses do not count.
       validation, validation_best, validation_error: validation loss of w(t₀), of the best w
         so far, and the standard error of their difference; None if w was not validated.
+      dropout: share of hidden values that local updates set to 0; None without dropout.
       private: clip, noise and cost of a private round by name. Such a round has no loss; η
         is 0 if nodes use their own.
     """
@@ -220,6 +210,7 @@ class Round:
     validation: float | None = None
     validation_best: float | None = None
     validation_error: float | None = None
+    dropout: float | None = None
     private: Mapping[str, float] | None = None
 
 

@@ -112,14 +112,14 @@ class Sums:
         for name, values in report.vectors.items():
             total = rows.of_usable(values)
             if name == "w" and not within(total, LARGEST * max(1.0, rows.weights.sum())):
-                rows.usable = np.array([within(each) for each in values])
+                rows.use(np.array([within(each) for each in values]))
                 total = rows.of_usable(values)
             vectors[name] = total
         names, columns = columns_of(report, layout, rows.usable)
         return cls(
             round=report.round,
             nodes=len(report.nodes),
-            left_out=tuple(report.nodes[~rows.usable].tolist()),
+            left_out=rows.left_out,
             begins=rows.begins,
             names=names,
             numbers=rows.of(report.nodes, rows.weights, columns),
@@ -196,13 +196,13 @@ class Sums:
         mean = self.weighted_mean("beta")
         return mean if 0 < mean < ABSURD else None
 
-    @property
+    @cached_property
     def loss_gap(self) -> float:
         """F(w(t₀)) - F(w^f) on the same samples; positive if w(t₀) is worse."""
         totals = self.totals
         return (totals["losses"] - totals["best_losses"]) / totals["data"]
 
-    @property
+    @cached_property
     def loss_gap_error(self) -> float:
         """Standard error of `loss_gap`, with nodes as random draws; 0 for one node."""
         mean_square = self.totals["squared_loss_gap"] / self.totals["data"]
@@ -221,14 +221,18 @@ class NoisySums:
     Args:
       round: number of the round.
       nodes: number of nodes.
-      counts: Σ (b_i - ½), for C or for each octave.
-      updates: Σ clip(Δ_i), [parameters]; None if the round only measured norms.
+      counts: Σ (b_i - ½), for C or for each octave; if samples are protected, the sum of
+        their octaves or nothing.
+      updates: Σ clip(Δ_i), or the sum of the clipped gradients of samples, [parameters];
+        None if the round only measured norms.
+      samples: number of samples of these nodes; 0 if nodes are protected.
     """
 
     round: int
     nodes: int
     counts: Float64
     updates: Float64 | None
+    samples: int = 0
 
 
 def columns_of(
@@ -287,14 +291,25 @@ class _Rows:
         self.weights = report.sizes.astype(np.float64)
         self.begins = begins
         self.usable = np.ones(len(report.nodes), dtype=bool)
+        self._all = True  # whether all nodes are usable
         if left_out:
-            self.usable &= ~np.isin(report.nodes, list(left_out))
+            self.use(~np.isin(report.nodes, list(left_out)))
+
+    def use(self, usable: Flags) -> None:
+        """Leave out all other nodes."""
+        self.usable = usable
+        self._all = bool(usable.all())
+
+    @property
+    def left_out(self) -> tuple[int, ...]:
+        """Numbers of the left-out nodes."""
+        return () if self._all else tuple(self.nodes[~self.usable].tolist())
 
     def of_usable(self, values: Float32 | Float64) -> Float64:
         """Sum without left-out nodes, [nodes, any] to [branches, any]."""
-        usable = self.usable
-        if usable.all():
+        if self._all:
             return self.of(self.nodes, self.weights, values)
+        usable = self.usable
         return self.of(self.nodes[usable], self.weights[usable], values[usable])
 
     def of(self, nodes: Int64, weights: Float64, values: Float32 | Float64) -> Float64:
@@ -527,7 +542,8 @@ def norms(vectors: Float32, others: Float32 | None = None) -> Float64:
         return np.asarray(np.sqrt(squared_norms(vectors, others)))
     with np.errstate(over="ignore", invalid="ignore"):
         difference = vectors if others is None else vectors - others
-        return np.asarray(np.sqrt(np.square(difference, dtype=np.float64).sum(axis=1)))
+        squares = np.square(difference, dtype=np.float64)
+        return np.asarray(np.sqrt(np.add.reduce(squares, axis=1)))
 
 
 def squared_norms(vectors: Float32, others: Float32 | None = None) -> Float64:
@@ -549,10 +565,11 @@ def squared_norms(vectors: Float32, others: Float32 | None = None) -> Float64:
         return part((slice(None), slice(half))) + part((slice(None), slice(half, None)))
     with np.errstate(over="ignore", invalid="ignore"):
         difference = vectors if others is None else vectors - others
-        return np.asarray(np.square(difference, dtype=np.float64).sum(axis=1))
+        squares = np.square(difference, dtype=np.float64)
+        return np.asarray(np.add.reduce(squares, axis=1))
 
 
 def slope(change: Float64, distance: Float64) -> Float64:
-    """Return change / distance, [nodes]; 0 if the distance is at most SAME."""
+    """Return change / distance, [..., nodes]; 0 if the distance is at most SAME."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(distance <= SAME, 0.0, change / distance)

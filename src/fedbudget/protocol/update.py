@@ -54,6 +54,7 @@ from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32
 from fedbudget.errors import UserError
+from fedbudget.frozen import updated
 
 _MOVED_FIRST = 0.5  # share of the longest step above which a centre is active in round 1
 _MOVED = 1e-3  # the same in later rounds; shorter steps are rounding errors
@@ -299,24 +300,25 @@ class Accelerate:
             step = mean - w
             velocity = state.velocity
             agree = np.sign(velocity) * np.sign(step)
-            factors = [np.float32(self.rise), np.float32(self.fall)]
-            factor = np.select([agree > 0, agree < 0], factors, np.float32(1))
+            reversed_ = agree < 0
+            factor = np.where(reversed_, np.float32(self.fall), np.float32(1))
+            factor = np.where(agree > 0, np.float32(self.rise), factor)
             gains = np.clip(state.gains * factor, np.float32(1), np.float32(self.most))
-            velocity = np.where(agree < 0, np.float32(self.kept) * velocity, velocity)
+            velocity = np.where(reversed_, np.float32(self.kept) * velocity, velocity)
             velocity = np.float32(self.momentum) * velocity + gains * step
-            return replace(state, velocity=velocity, gains=gains), w + velocity
+            return updated(state, velocity=velocity, gains=gains), w + velocity
 
     def trust(self, state: Motion, rate: float) -> tuple[Motion, float]:
         taken = min(rate, self.growth * state.rate) if state.rate else rate
-        return replace(state, rate=max(taken, self.memory * state.rate)), taken / rate
+        return updated(state, rate=max(taken, self.memory * state.rate)), taken / rate
 
     def retreat(self, state: Motion) -> Motion:
         kept = np.float32(self.kept)
         gains = 1 + kept * (state.gains - 1)
-        return replace(state, velocity=kept * state.velocity, gains=gains)
+        return updated(state, velocity=kept * state.velocity, gains=gains)
 
     def paced(self, state: Motion, ratio: float) -> Motion:
-        return replace(state, velocity=np.float32(min(1.0, ratio)) * state.velocity)
+        return updated(state, velocity=np.float32(min(1.0, ratio)) * state.velocity)
 
 
 @dataclass(frozen=True)
@@ -526,4 +528,4 @@ def scaled_from(start: Float32, w: Float32, scale: Float32, statistics: int) -> 
         scaled: Float32 = w - start
         scaled *= scale[:, None]
         scaled += start
-    return with_statistics_of(w, scaled, statistics)
+    return with_statistics_of(w, scaled, statistics) if statistics else scaled

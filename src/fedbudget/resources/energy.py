@@ -5,6 +5,7 @@ estimates by codecarbon (carbon.py). Neither includes the network card, so each 
 declared cost in addition.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -16,11 +17,16 @@ from fedbudget.resources.resource import (
     MeterError,
     Metering,
     Reader,
+    Reading,
     Resource,
     Source,
     Usage,
     require_not_negative,
 )
+
+_MOST_POWER = 20.0  # times the declared watts, if too few meters can be compared
+_FEWEST = 3  # meters
+_LOG = logging.getLogger("fedbudget.network")
 
 READERS = ("auto", "rapl", "codecarbon", "declared")
 
@@ -28,6 +34,7 @@ READERS = ("auto", "rapl", "codecarbon", "declared")
 class Energy(Resource):
     name = "energy"
     unit = "J"
+    shown_from: ClassVar[Mapping[str, float]] = {"kJ": 1e4}
     units: ClassVar[Mapping[str, float]] = {
         "mJ": 1e-3,
         "J": 1.0,
@@ -96,9 +103,14 @@ class DeclaredEnergy:
 
 
 class MeasuredEnergy:
-    """Measured joules, declared watts of other nodes, and a declared cost of bytes."""
+    """Measured joules, declared watts of other nodes, and a declared cost of bytes.
+
+    A false reading is limited by the readings of other nodes. If fewer than three nodes, or
+    less than half of at least three, have a meter, declared watts and time limit it.
+    """
 
     def __init__(self, declared: DeclaredEnergy) -> None:
+        self._warned = False
         self._declared = declared
         self._any_measured = False  # in any round so far
         self._any_declared = False
@@ -116,6 +128,7 @@ class MeasuredEnergy:
         if reading is None or not reading.nodes:
             self._any_declared |= usage.nodes > 0
             return self._declared.read(usage, time)
+        reading = self._plausible(reading, usage, time)
         measured = Cost.split("the energy", reading, usage.updates)
         self._any_measured = True
         self._any_declared |= reading.nodes < usage.nodes or reading.estimated
@@ -125,6 +138,26 @@ class MeasuredEnergy:
         return Cost(
             measured.step + declared.step, measured.aggregation + declared.aggregation
         )
+
+    def _plausible(self, reading: Reading, usage: Usage, time: Cost) -> Reading:
+        few = reading.nodes < _FEWEST or 2 * reading.nodes < usage.nodes
+        seconds = time.step * usage.updates + time.aggregation
+        most = _MOST_POWER * self._declared.watts * reading.nodes * seconds
+        if usage.nodes < _FEWEST or not few or reading.whole <= most:
+            return reading
+        if not self._warned:
+            _LOG.warning(
+                "%d of %d nodes measured %.3g J in %.3g s; it counts as %.3g J, %g times "
+                "the declared watts (--watts)",
+                reading.nodes,
+                usage.nodes,
+                reading.whole,
+                seconds,
+                most,
+                _MOST_POWER,
+            )
+        self._warned = True
+        return replace(reading, step=reading.step * most / reading.whole, whole=most)
 
     def state(self) -> list[bool]:
         """Return the state that `source` depends on, as plain JSON."""

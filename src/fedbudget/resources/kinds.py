@@ -32,6 +32,7 @@ from fedbudget.resources.resource import (
 )
 
 _TIME_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+_TIME_SHOWN = {"min": 120.0, "h": 7200.0}
 _MIN_DRAW = 1e-10  # seconds
 
 
@@ -39,6 +40,7 @@ class Time(Resource):
     name = "time"
     unit = "s"
     units: ClassVar[Mapping[str, float]] = _TIME_UNITS
+    shown_from: ClassVar[Mapping[str, float]] = _TIME_SHOWN
 
     def reader(self) -> Reader:
         return FunctionReader(time.perf_counter)
@@ -57,8 +59,8 @@ class Gaussian:
 
     def draw(self, rng: np.random.Generator, count: int) -> float:
         """Return the mean of `count` draws, each clipped at 1e-10."""
-        draws = rng.normal(self.mean, self.deviation, count)
-        return float(np.maximum(draws, _MIN_DRAW).mean())
+        draws = np.maximum(rng.normal(self.mean, self.deviation, count), _MIN_DRAW)
+        return float(np.add.reduce(draws)) / count
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class Cpu(Resource):
     name = "cpu"
     unit = "s"
     units: ClassVar[Mapping[str, float]] = _TIME_UNITS
+    shown_from: ClassVar[Mapping[str, float]] = _TIME_SHOWN
     most_a_second = 1024.0  # cores
 
     def reader(self) -> Reader:
@@ -155,19 +158,13 @@ class Bytes(Resource):
         **{"B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
         **{"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40},
     }
+    shown_from: ClassVar[Mapping[str, float]] = {
+        "kB": 1e3,
+        "MB": 1e6,
+        "GB": 1e9,
+        "TB": 1e12,
+    }
     spread = 0.05  # messages have similar sizes
-
-    def format(self, amount: float) -> str:
-        """Return the amount as text, in the largest unit that fits.
-
-        >>> Bytes().format(20_000_000), Bytes().format(999)
-        ('20MB', '999B')
-        """
-        unit = self.unit
-        for candidate in ("kB", "MB", "GB"):
-            if abs(amount) >= self.units[candidate]:
-                unit = candidate
-        return f"{amount / self.units[unit]:.4g}{unit}"
 
     def meter(self, metering: Metering) -> Meter:
         return WireBytes("measured" if metering.measured else "declared")

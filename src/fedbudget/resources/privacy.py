@@ -12,12 +12,18 @@ the sum of their ρ (Dong, Roth and Su 2022). Its ε at a given δ is (Balle and
 
 Bisection solves the equation. Its result is on the safe side: the upper end for ε, the
 lower end for ρ.
+
+**Adjacency.** ρ compares a run with a run in which one unit (a node, or a sample)
+contributes zero. This ε limits what shows that the unit took part. If another unit takes
+its place instead, values move by up to twice the sensitivity: μ doubles, and ρ is four
+times as large (`replacement_epsilon`). That ε limits what shows the content of the unit.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedbudget.errors import UserError
 from fedbudget.resources.resource import Cost, Meter, Metering, Resource, Source, Usage
@@ -25,6 +31,8 @@ from fedbudget.resources.resource import Cost, Meter, Metering, Resource, Source
 MAX_EPSILON = 100.0
 """A larger ε protects nothing."""
 
+_REPLACEMENT = 4
+"""Factor on ρ if a unit is replaced and not left out: twice the sensitivity."""
 _MAX_DEFAULT_DELTA = 1e-5
 _BISECTIONS = 200
 _RESERVE = 1e-5
@@ -45,6 +53,44 @@ class Privacy(Resource):
 
     def from_ledger(self, amount: float, delta: float | None) -> float:
         return epsilon_of(amount, _checked(delta))
+
+
+@dataclass(frozen=True)
+class PrivacyGuarantee:
+    """Guarantee of a private run and of its model.
+
+    Args:
+      epsilon: ε, compared with a run in which one unit contributes zero.
+      delta: δ.
+      unit: what it protects: `node` or `sample`.
+      noise: source of the noise, `secret` or `seeded`; seeded noise hides nothing from
+        those who know the seed.
+      added_by: who adds the noise: `aggregator` or `nodes`.
+      all_runs: ε of all runs on the same data, if a ledger adds them up.
+      exact_tests: number of test samples whose metrics are exact; ε does not cover these.
+        None if there are none, or if they are published.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    noise: str
+    added_by: str
+    all_runs: float | None = None
+    exact_tests: int | None = None
+
+    @property
+    def replacement(self) -> float:
+        """ε, compared with a run in which another unit takes the place of one."""
+        return replacement_epsilon(self.epsilon, self.delta)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all figures, with the names of both adjacencies."""
+        figures = {name: value for name, value in vars(self).items() if value is not None}
+        figures["adjacency"] = "zero-out"
+        figures["epsilon_replacement"] = self.replacement
+        figures["simulated"] = self.noise == "seeded"
+        return figures
 
 
 class NoPrivacy:
@@ -90,10 +136,36 @@ def rho_of(epsilon: float, delta: float) -> float:
             f"budget privacy={epsilon:g}: ε must be positive and at most {MAX_EPSILON:g}; "
             "a larger ε protects nothing"
         )
+    return _largest_rho(epsilon, delta)
+
+
+@lru_cache(maxsize=4096)
+def _largest_rho(epsilon: float, delta: float) -> float:
     bound = epsilon + 1.0
     while delta_of(epsilon, bound) <= delta:
         bound *= 2
     return _bisect(lambda rho: delta_of(epsilon, rho) <= delta, bound)[0]
+
+
+def replacement_epsilon(epsilon: float, delta: float) -> float:
+    """Return ε at δ if a unit is replaced, from the ε with which it is left out.
+
+    >>> [round(replacement_epsilon(epsilon, 1e-5), 2) for epsilon in (1.0, 4.0)]
+    [2.15, 9.08]
+    """
+    if epsilon <= 0:
+        return 0.0
+    return epsilon_of(_REPLACEMENT * _largest_rho(epsilon, delta), delta)
+
+
+def replacement_text(epsilon: float, delta: float, unit: str) -> str:
+    """Return the ε of replacement as text, next to an ε of leaving out.
+
+    Args:
+      unit: what is protected: `node` or `sample`.
+    """
+    replaced = replacement_epsilon(epsilon, delta)
+    return f"ε = {replaced:.4g} if a {unit} is replaced, not left out"
 
 
 def default_delta(nodes: int) -> float:

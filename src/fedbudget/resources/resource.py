@@ -35,8 +35,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
-import numpy as np
-
 from fedbudget.errors import UserError, WorkError, key
 
 Source = Literal["measured", "estimated", "simulated", "declared", "accounted"]
@@ -60,6 +58,8 @@ class Resource(ABC):
       name: name in a budget; letters only.
       unit: unit of all amounts.
       units: accepted units, each with its size in `unit`.
+      shown_from: larger units for people, ascending, each with the smallest amount that
+        it shows.
       settings: names of the settings that its cost depends on.
       machine_wide: the counter belongs to the machine, not to a process. It counts once
         for all nodes of a machine and continues while they wait. It is not read for
@@ -72,6 +72,7 @@ class Resource(ABC):
     name: ClassVar[str]
     unit: ClassVar[str] = ""
     units: ClassVar[Mapping[str, float]] = {}
+    shown_from: ClassVar[Mapping[str, float]] = {}
     settings: ClassVar[tuple[str, ...]] = ()
     machine_wide: ClassVar[bool] = False
     spread: ClassVar[float] = 0.4  # that of aggregations in the paper's prototype
@@ -98,7 +99,13 @@ class Resource(ABC):
 
     def format(self, amount: float) -> str:
         """Return the amount as text, with its unit."""
-        return f"{amount:.4g}{self.unit}"
+        unit = self.unit
+        for larger, smallest in self.shown_from.items():
+            if abs(amount) >= smallest:
+                unit = larger
+        value = amount / self.units.get(unit, 1.0)
+        text = f"{value:,.0f}" if 9999.5 <= abs(value) < 1e15 else f"{value:.4g}"
+        return f"{text}{unit}"
 
     def to_ledger(self, amount: float, delta: float | None) -> float:
         """Convert an amount to the additive quantity that the ledger holds.
@@ -294,10 +301,15 @@ def slowest(name: str, nodes: Sequence[Usage], own: float | None) -> Reading:
     """Combine by the slowest node; the aggregator's clock has the whole round."""
     unread = Reading(math.nan, math.nan)
     readings = [usage.readings.get(name, unread) for usage in nodes]
-    step = float(np.max([reading.step for reading in readings], initial=0.0))
+    step = _largest([reading.step for reading in readings])
     if own is None:
-        own = float(np.max([reading.whole for reading in readings], initial=0.0))
+        own = _largest([reading.whole for reading in readings])
     return Reading(step, own, nodes=sum(usage.nodes for usage in nodes))
+
+
+def _largest(amounts: Sequence[float]) -> float:
+    """Return the largest amount, at least 0; NaN if one is unknown."""
+    return math.nan if any(map(math.isnan, amounts)) else max([0.0, *amounts])
 
 
 def total(name: str, nodes: Sequence[Usage], own: float | None) -> Reading | None:

@@ -43,6 +43,7 @@ from fedbudget.codec import Codec, file_codec
 from fedbudget.durable_files import SpareSpace, with_retries
 from fedbudget.engines.baselines import BaselineState
 from fedbudget.errors import UserError
+from fedbudget.file_contents import parsed_json, require_tensors
 from fedbudget.protocol.features.feature import wire_types
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.stages import with_finite_w
@@ -392,6 +393,7 @@ def _arrays_of(part: str, tensors: Arrays) -> list[NDArray[Any]]:
 
 def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """Read and check the tensors and the plain values of a file."""
+    require_tensors(path)
     with safe_open(path, framework="numpy") as file:
         written = (file.metadata() or {}).get(_KIND)
         if written is None:
@@ -401,7 +403,7 @@ def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
     text = written[_CHECKSUM_LENGTH:]
     if checksum != _checksum(tensors, text):
         raise ValueError("it is damaged: its checksum does not match")
-    plain = json.loads(text)
+    plain = parsed_json(text)
     if not isinstance(plain, dict) or plain.get("version") != _VERSION:
         raise ValueError("it was written by another version of fedbudget; use that version")
     return tensors, plain

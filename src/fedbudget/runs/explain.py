@@ -10,6 +10,7 @@ import numpy as np
 from fedbudget.arrays import Float64, Int64
 from fedbudget.budget.control import (
     AdaptiveTau,
+    BalancedTau,
     ControlInputs,
     Controller,
     Decision,
@@ -18,10 +19,15 @@ from fedbudget.budget.control import (
 )
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run
+from fedbudget.runs.nodes import names_of, read
 from fedbudget.runs.record import RoundRecord
 
 _FROM_G = (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET, Reason.SPREAD, Reason.REST)
 """Reasons of a controller that evaluated G."""
+_FROM_COSTS = (Reason.BALANCE, Reason.LENGTH, Reason.BUDGET, Reason.SPREAD, Reason.REST)
+"""Reasons of a controller that compared costs."""
+G = "G(τ)"
+COST = "budget per effective update"
 
 
 @dataclass(frozen=True)
@@ -30,25 +36,32 @@ class Explanation:
 
     Args:
       record: the record of the round.
-      candidates, curve: the evaluated τ, and G at each; empty if G was not evaluated.
+      candidates, curve: the evaluated τ, and the quantity that the controller minimised
+        at each; empty if it minimised none.
       estimates: the estimates in G.
+      quantity: name of the quantity, `G` or `COST`.
+      excluded: names of the nodes whose losses did not count.
     """
 
     record: RoundRecord
     candidates: Int64
     curve: Float64
     estimates: Estimates | None
+    quantity: str = G
+    excluded: tuple[str, ...] = ()
 
     @property
     def minimum(self) -> int | None:
-        """The τ with the smallest G."""
+        """The τ with the smallest value of the curve."""
         return int(self.candidates[np.argmin(self.curve)]) if len(self.curve) else None
 
     @property
     def sentence(self) -> str:
         """The reason as a sentence."""
         tau = f"τ = {self.record.tau}"
-        smallest = f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""
+        smallest = ""
+        if self.minimum:
+            smallest = f"; {self.quantity} is smallest at τ = {self.minimum}"
         sentences: dict[str, str] = {
             Reason.START: "there were no estimates yet, so the run continued with τ = 1",
             Reason.MINIMUM: f"G(τ) is smallest at {tau}",
@@ -84,6 +97,16 @@ class Explanation:
             f"{work['effective']:.1f} updates of each node, and nodes were idle for "
             f"{work['mean_idle']:.0%} of the update time instead of "
             f"{work['mean_idle_equal']:.0%} with equal τ"
+        )
+
+    @property
+    def without(self) -> str:
+        """The nodes whose losses did not count, as a sentence; empty without any."""
+        if not self.excluded:
+            return ""
+        return (
+            f"the losses of {', '.join(self.excluded)} did not count, because they "
+            "contradicted those of the other nodes; the updates did count"
         )
 
     @property
@@ -127,10 +150,19 @@ def explain(run: Run, number: int, controller: Controller) -> Explanation:
     candidates = np.empty(0, np.int64)
     curve = np.empty(0)
     estimates = None
+    quantity = G
     if (
-        record.reason in _FROM_G
+        before is not None
+        and isinstance(controller, BalancedTau)
+        and record.reason in _FROM_COSTS
+    ):
+        quantity = COST
+        candidates = controller.search_range
+        curve = controller.curve(_inputs(run, record, before, None))
+    elif (
+        before is not None
         and isinstance(controller, AdaptiveTau)
-        and before is not None
+        and record.reason in _FROM_G
         and before.rho is not None
     ):
         assert before.beta is not None
@@ -138,16 +170,57 @@ def explain(run: Run, number: int, controller: Controller) -> Explanation:
         estimates = Estimates(before.rho, before.beta, before.delta)
         # G depends on the τ of the previous decision, not on its reason.
         previous = Decision(max(1, round(before.effective_tau)), Reason.MINIMUM)
-        limits = run.settings.limits()
-        c = before.expected_c or before.c
-        b = before.expected_b or before.b
-        inputs = ControlInputs(
-            estimates,
-            record.eta,
-            np.array([c[name] for name in limits.limits]),
-            np.array([b[name] for name in limits.limits]),
-            limits.array,
-        )
         candidates = controller.search_range(previous, estimates)
-        curve = controller.curve(previous, inputs)
-    return Explanation(record, candidates, curve, estimates)
+        curve = controller.curve(previous, _inputs(run, record, before, estimates))
+    names = names_of(read(run.path), record.excluded) if record.excluded else ()
+    return Explanation(record, candidates, curve, estimates, quantity, tuple(names))
+
+
+def _inputs(
+    run: Run, record: RoundRecord, before: RoundRecord, estimates: Estimates | None
+) -> ControlInputs:
+    """Return what the controller knew before the round `record`."""
+    limits = run.settings.limits()
+    c = before.expected_c or before.c
+    b = before.expected_b or before.b
+    return ControlInputs(
+        estimates,
+        record.eta,
+        np.array([c[name] for name in limits.limits]),
+        np.array([b[name] for name in limits.limits]),
+        limits.array,
+    )
+
+
+@dataclass(frozen=True)
+class ReasonSummary:
+    """All rounds of a run whose τ has the same reason.
+
+    Args:
+      rounds: their number.
+      last: number of the last of them.
+      smallest, largest: their τ.
+      sentence: the reason for the τ of the last one.
+    """
+
+    reason: str
+    rounds: int
+    last: int
+    smallest: int
+    largest: int
+    sentence: str
+
+
+def reasons(run: Run, controller: Controller) -> list[ReasonSummary]:
+    """Return a summary of each reason in the run, the most frequent first."""
+    by_reason: dict[str, list[RoundRecord]] = {}
+    for record in run.rounds:
+        by_reason.setdefault(record.reason, []).append(record)
+    summaries = []
+    for reason, records in by_reason.items():
+        taus = [record.tau for record in records]
+        last = records[-1].round
+        sentence = explain(run, last, controller).sentence
+        summary = ReasonSummary(reason, len(records), last, min(taus), max(taus), sentence)
+        summaries.append(summary)
+    return sorted(summaries, key=lambda each: -each.rounds)

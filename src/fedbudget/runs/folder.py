@@ -6,6 +6,7 @@
     model.safetensors   w^f by tensor names, and how to apply it (saved_model.py)
     plot.png            the plot of the run
     nodes.json          the nodes, for display (nodes.py)
+    personal/           the personal model of each simulated node, like model.safetensors
     kept.safetensors    the w that is best on test samples so far (evaluation/kept.py)
     events.out.tfevents.*    for TensorBoard, if requested (trackers/tensorboard.py)
     checkpoint.safetensors   the state of the run, to resume from (checkpoint.py)
@@ -21,7 +22,8 @@
   record, and its spending, is never withdrawn.
 - A resumed run keeps its old model until there is a new one. Its old summary stays as well,
   with the status `running`.
-- A folder may come from elsewhere: texts for display lose their control characters.
+- A folder may come from elsewhere. Only regular files of limited size are read, their
+  types are checked, and texts for display lose their control characters.
 
 A program that writes to a run holds two locks. The lock on rounds.jsonl shows that the run
 is active. The lock on `.owner`, which names the program, excludes other programs; it is
@@ -44,7 +46,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from fedbudget import durable_files
 from fedbudget.durable_files import with_retries
 from fedbudget.errors import UserError, printable_texts
+from fedbudget.file_contents import open_regular, read_regular, require_regular
+from fedbudget.resources import RESOURCES
 from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.summary import SUMMARY, read_any_summary
 from fedbudget.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,12 +57,15 @@ if TYPE_CHECKING:
 
 CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
-SUMMARY = "summary.json"
 MODEL = "model.safetensors"
 PLOT = "plot.png"
+PERSONAL = "personal"
 CHECKPOINT = "checkpoint.safetensors"
 OWNER = ".owner"
 SPARE = ".spare"
+MAX_RECORDS = 2**31
+"""Largest size of rounds.jsonl in bytes."""
+
 RUNNING = "running"
 """Status of the old summary of a resumed run."""
 
@@ -76,11 +84,15 @@ class Run:
         """Read a run; raise `UserError` if the folder has none or is damaged."""
         require_run(path)
         try:
-            rounds = _records((path / ROUNDS).read_text(encoding="utf-8"))
+            settings = read_settings(path)
+            rounds = _records(read_regular(path / ROUNDS, MAX_RECORDS).decode())
+            require_resources(settings, rounds)
             summary = read_summary(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, UserError) and str(path) in str(error):
+                raise
             raise UserError(f"{path}: the run's records cannot be read: {error}") from None
-        return cls(path, read_settings(path), rounds, summary)
+        return cls(path, settings, rounds, summary)
 
     def model(self) -> "SavedModel":
         # Imported here, because a list of runs does not need models.
@@ -95,7 +107,7 @@ class RunWriter:
     def __init__(self, path: Path, config: str) -> None:
         self.path = path
         with _writing(path):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            durable_files.make_folder(path, 0o700)
             if any(path.iterdir()):
                 raise UserError(f"{path} is not empty; a run needs an empty folder")
             self._owner = Ownership(path)
@@ -152,7 +164,7 @@ class RunWriter:
     def _reopen(self, config: str, records: Sequence[str]) -> None:
         path = self.path
         run = Run.open(path)
-        summary = _read_summary(path)
+        summary = read_any_summary(path)
         last = [RoundRecord.from_json(line) for line in records]
         kept: list[RoundRecord] = []
         if last:
@@ -170,7 +182,7 @@ class RunWriter:
         hold(self._rounds)
 
     def _append(self, record: RoundRecord) -> None:
-        end = (self.path / ROUNDS).stat().st_size
+        end = self._rounds.tell()
         line = memoryview(_line(record))
         try:
             # An unbuffered write may be partial. A buffer would retry a failed one later.
@@ -209,9 +221,18 @@ def read_settings(path: Path) -> Settings:
     return Settings(**printable_texts(Settings.from_toml(path / CONFIG)))
 
 
+def require_resources(settings: Settings, rounds: Sequence[RoundRecord]) -> None:
+    """Raise ValueError unless rounds have the same known resources, and the budget's."""
+    names = {*rounds[0].spent} if rounds else {*settings.limits().limits}
+    if not {*settings.limits().limits} <= names <= {*RESOURCES}:
+        raise ValueError("costs of rounds are not of the budget's resources")
+    for record in rounds:
+        record.require_resources(names)
+
+
 def read_summary(path: Path) -> dict[str, Any] | None:
     """Return the summary of a run; None before its end and after it was resumed."""
-    summary = _read_summary(path)
+    summary = read_any_summary(path)
     return None if summary is None or summary.get("status") == RUNNING else summary
 
 
@@ -240,9 +261,11 @@ class Ownership:
 
     def _take(self, folder: Path) -> Any:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        flags |= getattr(os, "O_NONBLOCK", 0)
         while True:
             file = os.fdopen(os.open(self._path, flags, 0o600), "rb+", buffering=0)
             try:
+                require_regular(file, self._path)
                 _require_free(folder, file)
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
@@ -255,7 +278,7 @@ class Ownership:
 
 def require_free(folder: Path) -> None:
     """Raise `UserError` if another program writes to the run."""
-    with contextlib.suppress(FileNotFoundError), (folder / OWNER).open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), open_regular(folder / OWNER) as file:
         _require_free(folder, file)
 
 
@@ -272,11 +295,11 @@ def is_held(path: Path) -> bool | None:
     try:
         import fcntl
 
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except (ImportError, OSError):
+    except (ImportError, OSError, UserError):
         return None
     return False
 
@@ -308,21 +331,6 @@ def _read_owner(file: Any) -> dict[str, Any] | None:
         return {"pid": int(owner["pid"]), "host": host}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return None
-
-
-def _read_summary(path: Path) -> dict[str, Any] | None:
-    try:
-        text = (path / SUMMARY).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    summary: dict[str, Any] = printable_texts(json.loads(text))
-    for name in ("metrics", "to_beat", "spread"):
-        figures = summary.get(name) or {}
-        if not isinstance(figures, dict) or not all(
-            isinstance(value, int | float) for value in figures.values()
-        ):
-            raise ValueError(f"in {SUMMARY}, {name} must be numbers by name")
-    return summary
 
 
 def _require_complete(path: Path, rounds: Sequence[int]) -> None:

@@ -11,26 +11,48 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 import numpy as np
 
 from fedbudget import durable_files
 from fedbudget.arrays import Float64, Int64
+from fedbudget.errors import printable_texts
+from fedbudget.file_contents import read_json
 from fedbudget.node_status import NodeStatus
+from fedbudget.runs.record import Number, Whole, require_moderate
 
 NODES = "nodes.json"
 MAX_LISTED = 200
 """Of more nodes only some are listed, or none if they are simulated. Totals cover all."""
 
+_MAX_SIZE = 2**24  # bytes
 
-def write_simulated(folder: Path, sizes: Int64, speeds: Float64 | None = None) -> None:
+
+class _Sizes(TypedDict):
+    total: Whole
+    smallest: Whole
+    median: Number
+    largest: Whole
+
+
+class _Content(TypedDict):
+    count: Whole
+    samples: _Sizes
+    nodes: list[NodeStatus]
+
+
+def write_simulated(
+    folder: Path, sizes: Int64, speeds: Float64 | None = None, names: Sequence[str] = ()
+) -> None:
     """Write the simulated nodes of a run, once.
 
     Args:
       folder: folder of the run.
       sizes: number of samples of each node, [nodes].
       speeds: speed of each node, [nodes]; None if they are equal.
+      names: of the nodes; their numbers by default.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
@@ -41,9 +63,12 @@ def write_simulated(folder: Path, sizes: Int64, speeds: Float64 | None = None) -
     listed = []
     if len(sizes) <= MAX_LISTED:
         fast = [None] * len(sizes) if speeds is None else speeds.round(4).tolist()
+        named = names or [*map(str, range(len(sizes)))]
         listed = [
-            NodeStatus(str(number), (number,), int(size), speed=speed)
-            for number, (size, speed) in enumerate(zip(sizes, fast, strict=True))
+            NodeStatus(name, (number,), int(size), speed=speed)
+            for number, (name, size, speed) in enumerate(
+                zip(named, sizes, fast, strict=True)
+            )
         ]
     with contextlib.suppress(OSError):
         _write(folder, len(sizes), sizes, listed)
@@ -52,10 +77,30 @@ def write_simulated(folder: Path, sizes: Int64, speeds: Float64 | None = None) -
 def read(folder: Path) -> dict[str, Any] | None:
     """Return the content of `nodes.json`; None if it is missing or unreadable."""
     try:
-        content = json.loads((folder / NODES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content: dict[str, Any] = printable_texts(read_json(folder / NODES, _MAX_SIZE))
+        msgspec.convert(content, _Content)
+        require_moderate(content)
+    except (OSError, ValueError, RecursionError):
         return None
-    return content if isinstance(content, dict) else None
+    return content
+
+
+def names_of(content: dict[str, Any] | None, numbers: Sequence[int]) -> list[str]:
+    """Return the names of nodes by their numbers.
+
+    Args:
+      content: of `nodes.json`; None without the file.
+      numbers: of the nodes.
+
+    >>> names_of({"nodes": [{"name": "clinic", "numbers": [0, 1]}]}, [0, 1, 2])
+    ['clinic', 'node 2']
+    """
+    listed = (content or {}).get("nodes", [])
+    named = {
+        number: str(node["name"]) for node in listed for number in node.get("numbers") or ()
+    }
+    found = [named.get(number, str(number)) for number in numbers]
+    return list(dict.fromkeys(f"node {name}" if name.isdigit() else name for name in found))
 
 
 @dataclass(eq=False)

@@ -5,29 +5,33 @@ A list reads only the last record of each run and imports nothing that it does n
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, printable
 from fedbudget.evaluation.kept import KEPT
+from fedbudget.file_contents import open_regular
 from fedbudget.resources import RESOURCES
 from fedbudget.runs.folder import (
     CHECKPOINT,
     CONFIG,
+    MAX_RECORDS,
     MODEL,
     OWNER,
     PLOT,
     ROUNDS,
     SPARE,
-    SUMMARY,
     is_held,
     is_run,
     read_settings,
     read_summary,
+    require_resources,
     require_run,
 )
 from fedbudget.runs.nodes import NODES
 from fedbudget.runs.record import RoundRecord, json_value
+from fedbudget.runs.summary import SUMMARY
 from fedbudget.runs.text import model_title, run_title, tau_text
 
 RUNS = Path("runs")
@@ -81,7 +85,7 @@ def overview(path: Path) -> dict[str, Any]:
     try:
         return with_state(path, figures(path))
     except UNREADABLE as error:
-        return {"state": "unreadable", "title": str(error)}
+        return {"state": "unreadable", "title": printable(str(error))}
 
 
 def figures(path: Path) -> dict[str, Any]:
@@ -89,6 +93,7 @@ def figures(path: Path) -> dict[str, Any]:
     settings = read_settings(path)
     summary = read_summary(path)
     last = last_record(path)
+    require_resources(settings, [] if last is None else [last])
     limits = settings.limits().limits
     end = summary or {}
     known = dict.fromkeys(limits, 0.0) if last is None else last.spent
@@ -143,7 +148,7 @@ def state_of(path: Path, status: str | None, seconds_per_round: float) -> str:
 
 def last_record(path: Path) -> RoundRecord | None:
     """Return the last complete record of a run without reading the earlier ones."""
-    with (path / ROUNDS).open("rb") as file:
+    with open_regular(path / ROUNDS, MAX_RECORDS) as file:
         size = file.seek(0, 2)
         tail = 1 << 14
         while True:
@@ -164,8 +169,12 @@ def require_removable(path: Path) -> None:
     if path.is_symlink():
         raise UserError(f"{path} is a link; remove the run that it points to")
     require_run(path)
-    status = (read_summary(path) or {}).get("status")
-    if state_of(path, status, _seconds_per_round(last_record(path))) == "running":
+    status = None
+    seconds_per_round = 0.0
+    with suppress(*UNREADABLE):  # a damaged run can be removed
+        status = (read_summary(path) or {}).get("status")
+        seconds_per_round = _seconds_per_round(last_record(path))
+    if state_of(path, status, seconds_per_round) == "running":
         raise UserError(f"{path} is being written to: end the run first")
 
 

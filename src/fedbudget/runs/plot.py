@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,14 +26,31 @@ VERMILION = "#D55E00"
 PURPLE = "#CC79A7"
 GREY = "#666666"
 
-_MARKERS: dict[str, tuple[str, str]] = {
-    Reason.START: ("o", GREY),
-    Reason.MINIMUM: ("o", BLUE),
-    Reason.SEARCH_LIMIT: ("^", ORANGE),
-    Reason.BUDGET: ("s", VERMILION),
-    Reason.FIXED: ("o", BLUE),
-    Reason.RECOVERY: ("X", PURPLE),
+
+class Marker(NamedTuple):
+    """Shape and colour of the rounds with one reason."""
+
+    shape: str
+    colour: str
+    filled: bool = True
+
+
+MARKERS: dict[str, Marker] = {
+    Reason.START: Marker("o", GREY, filled=False),
+    Reason.MINIMUM: Marker("o", BLUE),
+    Reason.BALANCE: Marker("o", BLUE),
+    Reason.SEARCH_LIMIT: Marker("^", ORANGE),
+    Reason.LENGTH: Marker("^", GREEN),
+    Reason.BUDGET: Marker("s", PURPLE),
+    Reason.SPREAD: Marker("v", ORANGE),
+    Reason.REST: Marker("h", PURPLE),
+    Reason.PRIVACY: Marker("o", GREEN),
+    Reason.LENGTHS: Marker("o", PURPLE, filled=False),
+    Reason.FIXED: Marker("D", BLUE),
+    Reason.RECOVERY: Marker("X", ORANGE),
 }
+"""The same as on the dashboard, in dashboard/page/charts.js."""
+
 # Fields of records in small panels, named by their first letter.
 _SMALL = (
     ("eta", "η, step size", PURPLE),
@@ -41,14 +59,23 @@ _SMALL = (
     ("delta", "δ̂, divergence", GREEN),
 )
 # For other reasons, in turn.
-_OTHER_MARKERS = (("D", GREEN), ("v", ORANGE), ("P", BLUE), ("*", VERMILION))
+_OTHER_MARKERS = tuple(Marker(shape, GREEN) for shape in "*PsD")
 _LINE_STYLES = ("-", "--", "-.", ":", (0, (1, 3)))
 
 
 def plot_run(
     rounds: Sequence[RoundRecord], budget: Mapping[str, float], *, title: str
 ) -> bytes:
-    """Return the plot of a run as a PNG.
+    """Return the plot of a run as a PNG; see `run_figure`."""
+    picture = io.BytesIO()
+    run_figure(rounds, budget, title=title).savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def run_figure(
+    rounds: Sequence[RoundRecord], budget: Mapping[str, float], *, title: str
+) -> Figure:
+    """Return the plot of a run.
 
     Args:
       rounds: records of all rounds.
@@ -76,18 +103,26 @@ def plot_run(
             axis.set_xlabel(f"{resource.name} spent{unit}")
             axis.set_xlim(0, 1.02 * max([limit, *x]))
             axis.axvline(limit, color=GREY, linestyle=":", linewidth=1)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()
+    return figure
 
 
 def losses(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
-    """Plot F(w) and F(w^f) on the round's samples; on mini-batches, both can rise."""
+    """Plot F(w) and F(w^f) on the round's samples, and the validation loss.
+
+    On mini-batches, the first two can rise.
+    """
     latest = [record.loss for record in rounds]
     best = [record.best_loss for record in rounds]
-    axis.plot(x, latest, color=BLUE, label="of the latest parameters")
-    axis.plot(x, best, color=ORANGE, linestyle="--", label="of the best parameters so far")
-    axis.set_ylabel("loss on the round's samples")
+    axis.plot(x, latest, color=BLUE, label="training, latest parameters")
+    axis.plot(x, best, color=ORANGE, linestyle="--", label="training, best so far")
+    validation = _present(x, [record.validation for record in rounds])
+    if validation:
+        axis.plot(*zip(*validation, strict=True), color=GREEN, ls=":", label="validation")
+        lowest = _present(x, [record.validation_best for record in rounds])
+        axis.plot(
+            *zip(*lowest, strict=True), color=GREEN, label="validation, lowest so far"
+        )
+    axis.set_ylabel("loss")
     axis.legend()
 
 
@@ -99,7 +134,7 @@ def chosen_tau(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) ->
     at = [spent for spent, _ in points]
     taus = [record.tau for _, record in points]
     axis.step(at, taus, where="pre", color=GREY, lw=0.7)
-    for reason, (marker, colour) in _markers(record.reason for _, record in points).items():
+    for reason, marker in _markers(record.reason for _, record in points).items():
         chosen = [
             number for number, (_, each) in enumerate(points) if each.reason == reason
         ]
@@ -108,7 +143,14 @@ def chosen_tau(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) ->
         spent = [at[number] for number in chosen]
         height = [taus[number] for number in chosen]
         axis.scatter(
-            spent, height, marker=marker, color=colour, s=18, label=label, zorder=3
+            spent,
+            height,
+            s=18,
+            marker=marker.shape,
+            edgecolors=marker.colour,
+            facecolors=marker.colour if marker.filled else "none",
+            label=label,
+            zorder=3,
         )
     most = [max((record.work or {}).get("updates") or [record.tau]) for _, record in points]
     if any(record.work for _, record in points):
@@ -125,12 +167,12 @@ def chosen_tau(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) ->
     )
 
 
-def _markers(reasons: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the marker and colour of each reason; those in the table come first."""
+def _markers(reasons: Iterable[str]) -> dict[str, Marker]:
+    """Return the marker of each reason; those in the table come first."""
     present = dict.fromkeys(reasons)
-    others = [reason for reason in present if reason not in _MARKERS]
+    others = [reason for reason in present if reason not in MARKERS]
     markers = {
-        str(reason): style for reason, style in _MARKERS.items() if reason in present
+        str(reason): marker for reason, marker in MARKERS.items() if reason in present
     }
     return markers | dict(zip(others, cycle(_OTHER_MARKERS), strict=False))
 

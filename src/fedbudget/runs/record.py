@@ -1,12 +1,19 @@
-"""One line of `rounds.jsonl`: all that plots, tables and pages read of a round."""
+"""One line of `rounds.jsonl`: all that plots, tables and pages read of a round.
+
+A file may come from elsewhere: types and ranges of a line are checked when it is read.
+"""
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from fedbudget.errors import printable
+import msgspec
+from msgspec import Meta
+
+from fedbudget.errors import printable_texts
+from fedbudget.file_contents import parsed_json
 
 if TYPE_CHECKING:
     from fedbudget.protocol.features.workload import WorkShares
@@ -17,13 +24,45 @@ MAX_LISTED = 200
 
 _OPTIONAL = ("metrics", "spread", "work", "private", "extra", "excluded")
 """Fields that are written only if they are not empty."""
-_VALIDATION = ("validation", "validation_best", "validation_error")
-"""Fields that are written only if w was validated."""
+_VALIDATION = ("validation", "validation_best", "validation_error", "dropout")
+"""Fields that are written only if w was validated, or updates had dropout."""
+_NESTED = (
+    *("c", "b", "spent", "expected_c", "expected_b"),
+    *("metrics", "spread", "work", "private", "extra"),
+)
+"""Fields that are mappings, or None."""
 _MAY_BE_NAN = ("loss", "best_loss", "plain_delta", "corrected_delta")
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_LONGEST_LINE = 2**24  # characters
+_LARGEST = 1e300
+
+Whole = Annotated[int, Meta(ge=0, le=2**53)]
+Number = int | float
+Amounts = dict[str, Number]
 
 
-@dataclass(frozen=True)
+class Spread(TypedDict):
+    """The spread of a metric over nodes, see `RoundRecord`."""
+
+    worst: Number
+    tenth: Number
+    median: Number
+    nodes: Number
+
+
+class WorkRecord(TypedDict):
+    """The shared work of a round, see `RoundRecord`."""
+
+    effective: Number
+    mean_idle: Number
+    mean_idle_equal: Number
+    node: list[Whole]
+    updates: list[Whole]
+    idle: list[Number]
+    idle_equal: list[Number]
+
+
+@dataclass(frozen=True, repr=False)
 class RoundRecord:
     """A round as plain numbers; `protocol.aggregator.Round` describes the other fields.
 
@@ -50,9 +89,9 @@ class RoundRecord:
         any.
     """
 
-    round: int
-    t: int
-    tau: int
+    round: Annotated[int, Meta(ge=1, le=2**53)]
+    t: Whole
+    tau: Whole
     reason: str
     eta: float
     loss: float
@@ -65,25 +104,43 @@ class RoundRecord:
     c: dict[str, float]
     b: dict[str, float]
     spent: dict[str, float]
-    nodes: int
-    left_out: tuple[int, ...]
+    nodes: Whole
+    left_out: tuple[Whole, ...]
     wall: float
     corrected: bool = False
     plain_delta: float | None = None
     corrected_delta: float | None = None
-    missed: tuple[int, ...] = ()
+    missed: tuple[Whole, ...] = ()
     expected_c: dict[str, float] | None = None
     expected_b: dict[str, float] | None = None
     test_loss: float | None = None
-    metrics: dict[str, float] | None = None
-    spread: dict[str, float] | None = None
+    metrics: Amounts | None = None
+    spread: Amounts | None = None
     work: dict[str, Any] | None = None
-    private: dict[str, float] | None = None
-    extra: dict[str, float] | None = None
+    private: Amounts | None = None
+    extra: Amounts | None = None
     validation: float | None = None
     validation_best: float | None = None
     validation_error: float | None = None
-    excluded: tuple[int, ...] = ()
+    dropout: float | None = None
+    excluded: tuple[Whole, ...] = ()
+
+    def __repr__(self) -> str:
+        spent = ", ".join(f"{name}={value:.4g}" for name, value in self.spent.items())
+        return (
+            f"RoundRecord(round={self.round}, tau={self.tau}, reason={self.reason!r}, "
+            f"eta={self.eta:.4g}, loss={self.loss:.4g}, spent: {spent})"
+        )
+
+    def flat(self) -> dict[str, Any]:
+        """Return the fields by name; those of a mapping as `spent.time`."""
+        values: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Mapping):
+                values |= {f"{name}.{key}": each for key, each in value.items()}
+            elif name not in _NESTED:
+                values[name] = value
+        return values
 
     @property
     def effective_tau(self) -> float:
@@ -115,8 +172,9 @@ class RoundRecord:
             amounts["expected_c"] = round_.expected.step
             amounts["expected_b"] = round_.expected.aggregation
         limits = ledger.budget.limits
+        given = vars(round_)
         values: dict[str, Any] = {
-            each.name: getattr(round_, each.name, None) for each in fields(cls)
+            name: given.get(name) for name in cls.__dataclass_fields__
         }
         values |= {
             **figures,
@@ -158,14 +216,53 @@ class RoundRecord:
     @classmethod
     def from_json(cls, line: str) -> "RoundRecord":
         """Read a line of JSON; raise ValueError, KeyError or TypeError if it is invalid."""
-        values: dict[str, Any] = json.loads(line)
+        if len(line) > _LONGEST_LINE:
+            raise ValueError(f"a round has more than {_LONGEST_LINE} characters")
+        values: Any = parsed_json(line)
+        if not isinstance(values, dict):
+            raise ValueError("a round must be a mapping")
+        require_moderate(values)
         for name in ("loss", "best_loss"):
             if values[name] is None:
                 values[name] = math.nan
-        for name in ("kept", "left_out", "missed", "excluded"):
-            values[name] = tuple(values.get(name, ()))
-        values["reason"] = printable(str(values["reason"]))
-        return cls(**values)
+        if unknown := sorted({*values} - {each.name for each in fields(cls)}):
+            raise ValueError(f"a round has an unknown field {unknown[0]}")
+        record: RoundRecord = msgspec.convert(printable_texts(values), cls)
+        record._require_consistent()
+        return record
+
+    def require_resources(self, names: Collection[str]) -> None:
+        """Raise ValueError unless the costs are of these resources."""
+        amounts = (self.c, self.b, self.spent, self.expected_c, self.expected_b)
+        if any(each is not None and {*each} != {*names} for each in amounts):
+            raise ValueError(f"costs of round {self.round} are of other resources")
+
+    def _require_consistent(self) -> None:
+        estimates = [each is None for each in (self.rho, self.beta, self.delta)]
+        if any(estimates) and not all(estimates):
+            raise ValueError(f"round {self.round} has only some estimates")
+        if self.spread is not None:
+            msgspec.convert(self.spread, Spread)
+        if self.work is not None:
+            msgspec.convert(self.work, WorkRecord)
+            lists = [self.work[name] for name in ("node", "updates", "idle", "idle_equal")]
+            if len({*map(len, lists)}) > 1:
+                raise ValueError(f"lists of round {self.round} differ in length")
+        private = self.private or {}
+        if "noise" in private and not {"clip", "rho"} <= {*private}:
+            raise ValueError(f"the private round {self.round} is incomplete")
+
+
+def require_moderate(values: Any) -> None:
+    """Raise ValueError for numbers in nested values that cannot be shown."""
+    if isinstance(values, Mapping):
+        for each in values.values():
+            require_moderate(each)
+    elif isinstance(values, list):
+        for each in values:
+            require_moderate(each)
+    elif isinstance(values, int | float) and not abs(values) <= _LARGEST:
+        raise ValueError("a number is not finite, or too large")
 
 
 def json_value(value: float | None) -> float | None:

@@ -11,6 +11,7 @@ The rest is one JSON text in the metadata, under the key `fedbudget`:
                      (data/tables.py)
     classes          names of the classes 0, 1, ...
     standardization  mean and deviation of each feature and of a real target
+    privacy          ε, δ, unit, adjacency and source of the noise; only of private runs
 """
 
 import json
@@ -28,8 +29,10 @@ from fedbudget.arrays import Float32
 from fedbudget.data.dataset import Dataset, Standardization
 from fedbudget.data.tables import Layout
 from fedbudget.errors import UserError
+from fedbudget.file_contents import parsed_json, require_tensors
 from fedbudget.models.base import ModelOptions
 from fedbudget.models.description import NamedTensors
+from fedbudget.resources.privacy import PrivacyGuarantee
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class SavedModel:
       samples: description of the training data, without samples.
       tensors: names and shapes of the tensors in w.
       options: options of a model with a name.
+      privacy: guarantee of a private run.
     """
 
     w: Float32
@@ -49,6 +53,7 @@ class SavedModel:
     samples: Dataset
     tensors: NamedTensors
     options: ModelOptions = field(default_factory=dict)
+    privacy: PrivacyGuarantee | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -71,6 +76,8 @@ class SavedModel:
             "rows": self.tensors.rows,
             **_described(self.samples),
         }
+        if self.privacy is not None:
+            description["privacy"] = self.privacy.to_json()
         # One key, because the order of several keys is not fixed.
         return save(self.tensors.split(self.w), {"fedbudget": json.dumps(description)})
 
@@ -78,9 +85,10 @@ class SavedModel:
     def load(cls, path: Path) -> "SavedModel":
         """Read a file; raise `UserError` if it is damaged or of another kind."""
         try:
+            require_tensors(path)
             with safe_open(path, framework="numpy") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-                description = json.loads(file.metadata()["fedbudget"])
+                description = parsed_json(file.metadata()["fedbudget"])
             if "tensors" not in description:
                 raise ValueError("it was written by an earlier version of fedbudget")
             shapes = {name: tuple(shape) for name, shape in description["tensors"].items()}
@@ -91,6 +99,7 @@ class SavedModel:
                 _dataset(description),
                 named,
                 description["options"],
+                msgspec.convert(description.get("privacy"), PrivacyGuarantee | None),
             )
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path}: the trained model cannot be read: {error}") from None

@@ -50,10 +50,16 @@ def run_title(settings: Settings, dataset: str | None = None, note: str = "") ->
 
 
 def method_title(settings: Settings) -> str:
-    """Return the name of the method, or the unit that a private run protects."""
+    """Return the name of the method, or the unit that a private run protects.
+
+    >>> method_title(Settings(budget=("privacy=4",), privacy_noise="seeded"))
+    'private nodes (simulated ε)'
+    """
     if settings.limits().by_noise is None:
         return settings.method
-    return "private samples" if settings.privacy_unit == "sample" else "private nodes"
+    unit = "samples" if settings.privacy_unit == "sample" else "nodes"
+    simulated = " (simulated ε)" if settings.privacy_noise == "seeded" else ""
+    return f"private {unit}{simulated}"
 
 
 def task_title(settings: Settings, dataset: str | None = None, note: str = "") -> str:

@@ -2,25 +2,32 @@
 
 **Encoding.** Vectors consist of 64-bit integers that are added modulo 2^64: masks hide
 integers perfectly, but not floats. The range of w's coordinates follows from the w that all
-nodes received: 2^8 times its largest coordinate (at least 2^8), and more after an overflow.
-A step is 2^-61 of that range (1e-16 of the values, far finer than float32), and the
-integers can hold twice the range. Scalars are few and may be squares: each takes three
-parts of 40 bits with space for carries, in steps of 2^-60, up to ±2^58.
+nodes received: 2^16 times its largest coordinate (at least 2^16). A step is 2^-61 of that
+range (3e-14 of the values, far finer than float32), and the integers can hold twice the
+range. Scalars are few and may be squares: each takes three parts of 40 bits with space for
+carries, in steps of 2^-60, up to ±2^58.
+
+**What a node decides itself.** The aggregator sends no weight, scale or range: a node
+computes them from its own samples, the task, the group and w. Otherwise a weight of 0 for
+all others, or a step so coarse that their values vanish, would leave one node in the sum.
 
 **Plain rounds (`Contents`).** A member adds up its own nodes, each with weight
-p_i = D_i / 2^scale, so that all weights together are at most 1:
+p_i = D_i / 2^scale (`weights_of`), so that all weights together are at most 1:
 
     figures   the scalars of protocol/sums.py (losses, ρ̂, β̂, drift ...), three integers
-    each slots     for the largest β̂ (see below), if β̂ was requested w         Σ p_i w_i,
-    [parameters] tallies   results on test samples as counts and sums, if requested
+              each
+    levels    for the largest β̂ (see below), if β̂ was requested
+    w         Σ p_i w_i, [parameters]
+    tallies   results on test samples as counts and sums, if requested
 
-A node whose report is not finite or out of range has weight 0 in all of these.
+A node whose report is not finite or out of range has weight 0 in all of these. A member
+without any other node, or whose loss on test samples is not finite, sends no vector
+(`InvalidReport`): a zero in its place would make the sum that of fewer members.
 
-The largest β̂_i is not a sum. Each member writes its own β̂, its square and the count 1
-into one random slot of many. The aggregator reads the largest value but not its owner. If
-two members chose the same slot, the larger value follows from the sum and the squares; for
-three or more this yields an upper bound. There are two independent sets of slots, and the
-smaller result counts: it is too large only if both sets collide.
+The largest β̂_i is not a sum. There are eight levels for each factor of two. A member
+writes a random 64-bit number into each level up to its own largest β̂, and 0 above. The sum
+is not 0 up to the largest level of all members. The aggregator reads only that level: no
+β̂_i, and not how many members reach a level.
 
 **Private rounds (`PrivateContents`).** Each member adds its share of the noise:
 
@@ -37,11 +44,23 @@ Rounding is accounted for: an update of d coordinates is shortened to S - √d/2
 rounding, so it is at most S long afterwards. h is rounded down. The sum of m shares is not
 a discrete Gaussian itself, but its cost exceeds ρ = S²/2ms² by less than 10 m d exp(-π² s²)
 (Kairouz, Liu and Steinke, 2021), and that is 0 in floating point.
+
+**Private rounds that protect samples (`SampleContents`).** The vector has one part, and S
+is the sensitivity of that part to one sample:
+
+    sums      Σ clip(g_j) over all samples of a member, if w is updated
+    octaves   Σ of the clamped log₂ of the norms, if only norms were requested
+
+A sum has many samples, so no single contribution is rounded. A sample of norm C changes the
+sum of its node by C, which is encoded as S - √d - e steps. Rounding moves each of the two
+neighbouring sums by at most √d/2. So the integers differ by at most S, and the cost is
+again ρ = S²/2ms². e covers float64: in any order of additions, a sum of n terms of norm C
+is wrong by at most n² 2^-53 C. Regularization depends on w and n alone. It is added as an
+integer: as a float, a large w would leave no digits to the gradients.
 """
 
 import math
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -55,6 +74,7 @@ from fedbudget.protocol.features.node_privacy import (
     counted,
     multipliers,
 )
+from fedbudget.protocol.features.sample_privacy import OCTAVES
 from fedbudget.protocol.messages import (
     Broadcast,
     NormReport,
@@ -63,6 +83,10 @@ from fedbudget.protocol.messages import (
     PrivateRound,
     Report,
     ReportLayout,
+    SampleNormReport,
+    SampleSumNormRound,
+    SampleSumReport,
+    SampleSumRound,
     UpdateReport,
 )
 from fedbudget.protocol.sums import (
@@ -74,24 +98,32 @@ from fedbudget.protocol.sums import (
     columns_of,
 )
 from fedbudget.secure.discrete_gaussian import Randomness, discrete_gaussian
-from fedbudget.secure.messages import Group, TallyShape
+from fedbudget.secure.graph import MOST_NODES
+from fedbudget.secure.messages import TallyShape
 
 SHARE_BITS = 20
 """A noise share has a standard deviation of 2 to this power, in steps."""
 PARTS = 3
 """Integers of one figure."""
 LARGEST_FIGURE = 2.0**58
+_LARGEST_SUM = LARGEST_FIGURE / 2**12  # of a tally: a sum over 2^12 nodes still fits
 MOST_SCORED = 20
 """Most classes with score histograms, and so with AUC: empty bins are sent too."""
 
 _SHRINK = 1 - 1e-9  # exceeds the rounding error of 64-bit floats
+_MOST_STEPS = 2.0**61
 _STEPS = 2.0**61  # from 0 to the end of the range
 _PART_BITS = 40
 _FIGURE_BITS = 60  # binary places of a figure
 _BATCH = 2**16
-_MOST_BETA = 2.0**28  # larger values are capped
-_SLOT = 1 + 2 * PARTS
-_SLOT_SETS = 2
+_HEADROOM = 16  # doublings of w's largest coordinate that fit
+_LEVELS_EACH = 8  # levels of β̂ for each factor of two
+_LEAST_BETA = 2.0**-16  # of the lowest level
+_LEVELS = 44 * _LEVELS_EACH  # larger values than 2^28 are in the highest
+
+
+class InvalidReport(Exception):
+    """No node of a member has a report that is finite and in range."""
 
 
 class OpenedSums(NamedTuple):
@@ -114,14 +146,14 @@ class Contents:
 
     Args:
       layout: what nodes report.
-      slots: for the largest β̂; 0 if it was not requested.
+      levels: of β̂; 0 if it was not requested.
       parameters: 0 in the final round.
       largest: end of the range of w's coordinates.
       tallies: how many.
     """
 
     layout: ReportLayout
-    slots: int
+    levels: int
     parameters: int
     largest: float
     tally: TallyShape | None
@@ -129,15 +161,13 @@ class Contents:
     sharers: ClassVar[int] = 0
 
     @classmethod
-    def of(
-        cls, broadcast: Broadcast, slots: int, tally: TallyShape | None, headroom: int = 8
-    ) -> "Contents":
+    def of(cls, broadcast: Broadcast, tally: TallyShape | None) -> "Contents":
         layout = broadcast.report
         return cls(
             layout,
-            slots=slots if "beta" in layout.numbers else 0,
+            levels=_LEVELS if "beta" in layout.numbers else 0,
             parameters=broadcast.w.size if "w" in layout.vectors else 0,
-            largest=coordinate_range(broadcast.w, headroom),
+            largest=coordinate_range(broadcast.w),
             tally=tally,
             tallies=0 if tally is None else broadcast.tallies,
         )
@@ -146,26 +176,41 @@ class Contents:
     def length(self) -> int:
         """Integers in a vector."""
         tallies = 0 if self.tally is None else self.tallies * _tally_length(self.tally)
-        slots = _SLOT_SETS * _SLOT * self.slots
-        return self._figures + slots + self.parameters + tallies
+        return self._figures + self.levels + self.parameters + tallies
 
     @property
     def _figures(self) -> int:
         """Integers of all figures."""
         return PARTS * len(column_names(self.layout))
 
-    def encode(self, report: Report, group: Group, tallies: Sequence[Tally] = ()) -> UInt64:
-        """Encode a member's contribution to the sums."""
+    def encode(self, report: Report, scale: int, tallies: Sequence[Tally] = ()) -> UInt64:
+        """Encode a member's contribution to the sums.
+
+        Args:
+          report: of its nodes; `sizes` are their weights.
+          scale: see `scale_of`.
+          tallies: test results.
+
+        Raises:
+          InvalidReport: no node has a finite report in range, or a test loss is not.
+        """
+        # With zeros instead, the sum of test results could be that of one other member.
+        losses = (
+            [] if self.tally is None else [each.samples * each.loss for each in tallies]
+        )
+        if not all(abs(loss) <= _LARGEST_SUM for loss in losses):
+            raise InvalidReport
         everyone = np.ones(len(report.nodes), bool)
         _, numbers = columns_of(report, self.layout, everyone)
         valid = _valid(report, numbers, self.largest)
+        if not valid.any():
+            raise InvalidReport
         nodes = report.nodes[valid]
-        weights = np.array(group.weights, np.float64)[valid] / 2.0**group.scale
+        weights = report.sizes[valid] / 2.0**scale
 
         parts = [encode_figures(add_up_in_numpy(nodes, weights, numbers[valid]).tolist())]
-        if self.slots:
-            beta = _largest_beta(report.numbers["beta"], valid)
-            parts += [_encode_slots(self.slots, beta) for _ in range(_SLOT_SETS)]
+        if self.levels:
+            parts.append(_encode_beta(_largest_beta(report.numbers["beta"], valid)))
         if self.parameters:
             w = add_up_in_numpy(nodes, weights, report.vectors["w"][valid])
             parts.append(encode(w, self.largest))
@@ -184,23 +229,17 @@ class Contents:
           total: the sum of all vectors.
           nodes: numbers of their nodes, ascending.
           sizes: weighted sample count of each.
-          scale: of the group.
+          scale: see `scale_of`.
         """
-        cuts = np.cumsum([self._figures, _SLOT_SETS * _SLOT * self.slots, self.parameters])
-        figures, slots, w, tallies = np.split(total, cuts)
+        cuts = np.cumsum([self._figures, self.levels, self.parameters])
+        figures, levels, w, tallies = np.split(total, cuts)
         names = column_names(self.layout)
         values = (decode_figures(figures) * 2.0**scale).tolist()
         numbers = dict(zip(names, values, strict=True))
         left_out = round(numbers["data"]) < sizes.sum()
-        if not round(numbers["data"]):  # no report was finite
-            numbers["data"] = float(sizes.sum())
-            numbers["losses"] = numbers["best_losses"] = math.inf
         vectors = {}
         if self.parameters:
             vectors["w"] = decode(w, self.largest)[None] * 2.0**scale
-        largest = None
-        if self.slots:
-            largest = _decode_largest(slots.reshape(_SLOT_SETS, -1, _SLOT))
         sums = Sums(
             round=broadcast.round,
             nodes=len(nodes),
@@ -209,7 +248,7 @@ class Contents:
             names=names,
             numbers=np.array([list(numbers.values())]),
             vectors=vectors,
-            largest_beta=largest,
+            largest_beta=_decode_beta(levels),
             report=Report(round=broadcast.round, nodes=nodes, sizes=sizes),
         )
         return OpenedSums(sums, self._decode_tallies(tallies), bool(left_out))
@@ -221,6 +260,30 @@ class Contents:
             _decode_tally(self.tally, part) for part in np.split(total, self.tallies)
         ]
         return tuple([tally for tally in decoded if tally is not None])
+
+
+def nothing_finite(broadcast: Broadcast, nodes: Int64, sizes: Int64) -> Sums:
+    """Sums of a plain round without a finite report.
+
+    Args:
+      broadcast: the broadcast of the round.
+      nodes: numbers of the nodes that made it, ascending.
+      sizes: weighted sample count of each.
+    """
+    numbers = dict.fromkeys(column_names(broadcast.report), 0.0)
+    numbers["data"] = float(sizes.sum())
+    numbers["losses"] = numbers["best_losses"] = math.inf
+    vectors = {name: np.zeros((1, broadcast.w.size)) for name in broadcast.report.vectors}
+    return Sums(
+        round=broadcast.round,
+        nodes=len(nodes),
+        left_out=(),
+        begins=nodes[:1],
+        names=tuple(numbers),
+        numbers=np.array([list(numbers.values())]),
+        vectors=vectors,
+        report=Report(round=broadcast.round, nodes=nodes, sizes=sizes),
+    )
 
 
 @dataclass(frozen=True)
@@ -236,14 +299,17 @@ class PrivateContents:
     broadcast: Broadcast
     parameters: int
     sharers: int
-    slots: ClassVar[int] = 0
     tally: ClassVar[TallyShape | None] = None
     tallies: ClassVar[int] = 0
 
     @classmethod
     def of(cls, broadcast: Broadcast, sharers: int) -> "PrivateContents":
-        parameters = broadcast.w.size if isinstance(broadcast, PrivateRound) else 0
-        return cls(broadcast, parameters, sharers)
+        """Return the layout of any private round with masks."""
+        kind = cls
+        if isinstance(broadcast, SampleSumRound | SampleSumNormRound):
+            kind = SampleContents
+        updates = isinstance(broadcast, PrivateRound | SampleSumRound)
+        return kind(broadcast, broadcast.w.size if updates else 0, sharers)
 
     def __post_init__(self) -> None:
         if self.height < 1:
@@ -268,15 +334,25 @@ class PrivateContents:
         counts = multipliers(self.broadcast).counts
         return int(_SHRINK * self._deviation / counts / math.sqrt(self._counts))
 
-    def encode(self, report: NormReport, random: Randomness = os.urandom) -> UInt64:
+    def encode(self, report: Report, random: Randomness = os.urandom) -> UInt64:
         """Encode a member's contribution to the sums, with its share of the noise."""
-        vector = discrete_gaussian(self.length, SHARE_BITS, random)
+        return (self.values(report) + self.noise(1, random)).view(np.uint64)
+
+    def noise(self, shares: int, random: Randomness = os.urandom) -> Int64:
+        """Draw shares of the noise; return their sum, [length]."""
+        drawn = discrete_gaussian(shares * self.length, SHARE_BITS, random)
+        return np.asarray(drawn.reshape(shares, self.length).sum(axis=0))
+
+    def values(self, report: Report) -> Int64:
+        """Encode the contribution of a report without noise, [length]."""
+        assert isinstance(report, NormReport)
+        values = np.zeros(self.length, np.int64)
         signs = np.rint(2 * counted(report, self.broadcast)).astype(np.int64)
-        vector[: self._counts] += self.height * signs.sum(axis=0)
+        values[: self._counts] = self.height * signs.sum(axis=0)
         if isinstance(report, UpdateReport):
             for update in report.updates:
-                vector[self._counts :] += self.rounded(update)
-        return vector.view(np.uint64)
+                values[self._counts :] += self.rounded(update)
+        return values
 
     def rounded(self, update: Float32) -> Int64:
         """A clipped update in steps, at most S long; 0 if it is not finite."""
@@ -320,20 +396,110 @@ class PrivateContents:
         return math.sqrt(self.sharers) * 2.0**SHARE_BITS
 
 
+@dataclass(frozen=True)
+class SampleContents(PrivateContents):
+    """Layout of a private round that protects samples."""
+
+    def __post_init__(self) -> None:
+        if self.largest < 4 * math.sqrt(self.length):
+            assert isinstance(self.broadcast, Private)
+            raise PeerError(
+                f"a round of ρ = {self.broadcast.rho:g} needs more noise than 64 bits hold"
+            )
+
+    @property
+    def largest(self) -> float:
+        """S, the change by one sample, in steps."""
+        return self._deviation / min(multipliers(self.broadcast))
+
+    def values(self, report: Report) -> Int64:
+        values = np.zeros(self.length, np.int64)
+        if isinstance(report, SampleSumReport):
+            sums = report.sums
+            w = self.broadcast.w.astype(np.float64)
+            for decay in report.decay.tolist():
+                values += _integers(decay * w * self._steps)
+        else:
+            assert isinstance(report, SampleNormReport)
+            sums = report.octaves[:, None]
+        for each, samples in zip(sums, report.sizes.tolist(), strict=True):
+            values += self.in_steps(each, samples)
+        return values
+
+    def in_steps(self, total: Float64, samples: int) -> Int64:
+        """The sum over a node's samples, in steps; a sample changes it by at most S."""
+        moved = math.sqrt(self.length) / self.largest
+        error = (samples + 1.0) ** 2 * 2.0**-52
+        return _integers(total * (self._steps * max(0.0, _SHRINK - moved - error)))
+
+    def open(
+        self, broadcast: Broadcast, total: UInt64, nodes: Int64, sizes: Int64, scale: int
+    ) -> OpenedSums:
+        """Return the noisy sums over all members' samples.
+
+        Args:
+          broadcast: the broadcast of the round.
+          total: the sum of all vectors.
+          nodes: numbers of their nodes.
+          sizes: sample count of each.
+          scale: not used; samples weigh the same.
+        """
+        known = total.view(np.int64) / self._steps
+        counts = np.zeros(0) if self.parameters else known
+        updates = known if self.parameters else None
+        samples = int(sizes.sum())
+        return OpenedSums(NoisySums(broadcast.round, len(nodes), counts, updates, samples))
+
+    @property
+    def _steps(self) -> float:
+        """Steps of a gradient of norm 1, or of an octave."""
+        broadcast = self.broadcast
+        most = broadcast.clip if isinstance(broadcast, SampleSumRound) else OCTAVES
+        return self.largest / most
+
+    @property
+    def _counts(self) -> int:
+        return 0 if self.parameters else 1
+
+
+def _integers(steps: Float64) -> Int64:
+    """Round to integers. Neighbouring values stay neighbours, however large they are."""
+    known = np.clip(np.nan_to_num(steps), -_MOST_STEPS, _MOST_STEPS)
+    return np.rint(known).astype(np.int64)
+
+
 # Integers.
 
 
-def coordinate_range(w: Float32, headroom: int) -> float:
-    """Largest coordinate that fits into a sum of vectors near w.
+def weights_of(sizes: Int64, cap: int) -> Int64:
+    """Weight of each node of a member: its number of samples, or less above a cap.
 
     Args:
-      headroom: how many times a coordinate may double.
+      sizes: number of samples of each node.
+      cap: largest number of samples of a member that counts.
 
-    >>> coordinate_range(np.array([0.5, -3.0], np.float32), 8)
-    1024.0
+    >>> weights_of(np.array([60, 20]), 40), weights_of(np.array([30]), 40)
+    (array([30, 10]), array([30]))
+    """
+    total = int(sizes.sum())
+    if total <= cap:
+        return sizes
+    return np.maximum(1, (sizes * (cap / total)).astype(np.int64))
+
+
+def scale_of(cap: int, members: int) -> int:
+    """Smallest scale such that all weights of `weights_of` are at most 2^scale."""
+    return (2 * members * max(cap, MOST_NODES) - 1).bit_length()
+
+
+def coordinate_range(w: Float32) -> float:
+    """Largest coordinate that fits into a sum of vectors near w.
+
+    >>> coordinate_range(np.array([0.5, -3.0], np.float32))
+    262144.0
     """
     most = float(np.abs(w).max(initial=1.0))
-    return 2.0 ** (math.ceil(math.log2(most)) + headroom)
+    return 2.0 ** (math.ceil(math.log2(most)) + _HEADROOM)
 
 
 def encode(values: Float32 | Float64, largest: float) -> UInt64:
@@ -397,32 +563,24 @@ def _valid(report: Report, numbers: Float64, largest: float) -> Flags:
 
 def _largest_beta(beta: Float64, valid: Flags) -> float | None:
     plausible = beta[valid & (beta > 0) & (beta < ABSURD)]
-    return min(_MOST_BETA, float(plausible.max())) if len(plausible) else None
+    return float(plausible.max()) if len(plausible) else None
 
 
-def _encode_slots(slots: int, beta: float | None) -> UInt64:
-    rows = np.zeros((slots, _SLOT), np.uint64)
+def _encode_beta(beta: float | None) -> UInt64:
+    levels = np.zeros(_LEVELS, np.uint64)
     if beta is not None:
-        row = rows[secrets.randbelow(slots)]
-        row[0] = 1
-        row[1:] = encode_figures([beta, beta * beta])
-    return rows.reshape(-1)
+        level = math.ceil(_LEVELS_EACH * math.log2(max(beta, _LEAST_BETA) / _LEAST_BETA))
+        reached = min(level + 1, _LEVELS)
+        levels[:reached] = np.frombuffer(os.urandom(8 * reached), np.uint64)
+    return levels
 
 
-def _decode_largest(slots: UInt64) -> float | None:
-    """Largest β̂ from [sets, slots, integers of a slot]; None if all slots are empty."""
-    results = [_largest_in(rows[rows[:, 0] > 0]) for rows in slots if rows[:, 0].any()]
-    return min(results, default=None)
-
-
-def _largest_in(taken: UInt64) -> float:
-    figures = decode_figures(np.ascontiguousarray(taken[:, 1:]).reshape(-1))
-    sums, squares = figures.reshape(-1, 2).T
-    count = taken[:, 0].astype(np.float64)
-    mean = sums / count
-    variance = np.maximum(0.0, squares / count - mean * mean)
-    bound = mean + np.sqrt(variance * (count - 1))  # Samuelson's inequality
-    return float(np.where(count == 1, sums, bound).max())
+def _decode_beta(levels: UInt64) -> float | None:
+    """Upper end of the highest level that is not 0; None if all are."""
+    reached = np.flatnonzero(levels)
+    if not len(reached):
+        return None
+    return float(_LEAST_BETA * 2.0 ** (int(reached[-1]) / _LEVELS_EACH))
 
 
 # Test results.
@@ -449,7 +607,7 @@ def _tally_length(shape: TallyShape) -> int:
 
 
 def _encode_tally(shape: TallyShape, tally: Tally | None) -> UInt64:
-    """Encode test results; all 0 if they have another shape, or w has diverged."""
+    """Encode test results; all 0 without any, or if a metric is not finite."""
     nothing = np.zeros(_tally_length(shape), np.uint64)
     if tally is None or shape_of(tally) != shape:
         return nothing
@@ -463,8 +621,7 @@ def _encode_tally(shape: TallyShape, tally: Tally | None) -> UInt64:
         squares = errors.spread + errors.targets**2 / tally.samples  # Σ y²
         figures += [errors.targets, squares, errors.absolute, errors.squared]
     figures += [tally.samples * tally.own[name] for name in shape.own]
-    # A sum over 2^12 nodes still fits.
-    if not all(abs(figure) <= LARGEST_FIGURE / 2**12 for figure in figures):
+    if not all(abs(figure) <= _LARGEST_SUM for figure in figures):
         return nothing
     return np.concatenate(
         [*counts, encode_figures(figures)], dtype=np.uint64, casting="unsafe"

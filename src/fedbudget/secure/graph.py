@@ -5,6 +5,12 @@ All nodes form a ring, in an order that is drawn once for every run. A node's ne
 the nearest nodes on both sides: 4 log₂ n of them, or all nodes if there are few. SecAgg+
 (Bell et al., 2020) uses a random graph instead of a random ring. Absent nodes are skipped,
 so most nodes keep their neighbours from round to round.
+
+Every node receives the whole ring, and computes its neighbours and thresholds itself.
+
+A node and its neighbours are a group of n members. Each of its two secrets needs t shares.
+An honest member reveals one of the two, and c colluding members both. So both are opened
+only if 2(t - c) ≤ n - c, and the condition 2t > n + c excludes it.
 """
 
 import math
@@ -13,6 +19,11 @@ from collections.abc import Sequence
 FEWEST = 3
 """Smallest group: in a sum of two, each node could compute the other's part."""
 
+THRESHOLD = 2 / 3
+"""Default share of a group that must stay, at aggregators and at nodes."""
+MOST_NODES = 5_000
+"""Most nodes in a run, and most nodes of one member."""
+
 
 def neighbours(circle: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Neighbours of each node, sorted by name. The relation is symmetric.
@@ -20,27 +31,39 @@ def neighbours(circle: Sequence[str]) -> dict[str, tuple[str, ...]]:
     Args:
       circle: names of all nodes, in ring order.
     """
+    return {name: neighbours_at(circle, at) for at, name in enumerate(circle)}
+
+
+def neighbours_at(circle: Sequence[str], at: int) -> tuple[str, ...]:
+    """Neighbours of the node at a place of the ring, sorted by name."""
     count = len(circle)
     reach = min(2 * math.ceil(math.log2(max(2, count))), (count - 1) // 2)
     if 2 * reach + 1 >= count - 1:  # all other nodes, or all but one
         offsets = list(range(1, count))
     else:
         offsets = [*range(-reach, 0), *range(1, reach + 1)]
-    return {
-        name: tuple(sorted(circle[(at + offset) % count] for offset in offsets))
-        for at, name in enumerate(circle)
-    }
+    return tuple(sorted([circle[(at + offset) % count] for offset in offsets]))
 
 
 def needed(group: int, share: float) -> int:
-    """Threshold of a group: how many members must stay to open its masks.
+    """Threshold t of a group: how many members must stay to open its masks.
 
-    A group is a node and its neighbours. More than half of it are always needed.
+    A group is a node and its neighbours. However small the share, 2t > n + 1: one member
+    may collude with the aggregator.
 
-    >>> needed(3, 2 / 3), needed(5, 2 / 3), needed(10, 0.5), needed(25, 1.0)
+    >>> needed(3, 2 / 3), needed(5, 2 / 3), needed(9, 0.5), needed(25, 1.0)
     (3, 4, 6, 25)
     """
-    return max(math.ceil(share * group - 1e-9), group // 2 + 1, FEWEST)
+    return max(math.ceil(share * group - 1e-9), (group + 3) // 2, FEWEST)
+
+
+def tolerated(group: int, threshold: int) -> int:
+    """Largest number c of colluding members for which 2t > n + c.
+
+    >>> tolerated(3, 3), tolerated(5, 4), tolerated(7, 5), tolerated(25, 17)
+    (2, 2, 2, 8)
+    """
+    return 2 * threshold - group - 1
 
 
 def sharers(fewest: int) -> int:
@@ -51,18 +74,3 @@ def sharers(fewest: int) -> int:
         share of the noise, so the other `fewest - 1` shares must suffice.
     """
     return fewest - 1
-
-
-def most_sharers(group: int, threshold: int) -> int:
-    """Largest plausible `sharers`, computed by a node from its group.
-
-    Args:
-      group: nodes in the group, with this node.
-      threshold: of the group.
-
-    >>> most_sharers(5, 4), most_sharers(33, 22)
-    (3, 255)
-    """
-    everyone = 2 ** ((group - 1) // 4)  # inverse of 4 log₂ n neighbours
-    # A group of few nodes contains all of them.
-    return sharers(everyone if everyone > group else threshold)

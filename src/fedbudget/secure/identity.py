@@ -6,8 +6,11 @@ signs its key, for one run and with its creation time. Nodes accept
 - a certificate in the node's name, issued by a CA that they trust; or, without a CA,
 - an Ed25519 key: the one that was configured for that name, or else the first one seen.
 
-A name keeps its first identity for the whole run. A key older than the last accepted one of
-its name is refused as a replay.
+A name keeps its first identity for the whole run, and an identity has one name: several
+names in one certificate, or one key under two names, do not count as several nodes. A
+certificate must be valid for client authentication. That of the aggregator is not, although
+the same CA often issues it. A key older than the last accepted one of its name is refused
+as a replay.
 """
 
 import os
@@ -26,9 +29,10 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
+    PublicFormat,
     load_pem_private_key,
 )
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedbudget.errors import UserError
 from fedbudget.secure.messages import SignedKey
@@ -38,6 +42,7 @@ _ECDSA = ec.ECDSA(SHA256())
 _PSS = padding.PSS(padding.MGF1(SHA256()), 32)
 
 _CertifiedKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
+_PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
 
 
 class UntrustedKey(UserError):
@@ -111,6 +116,7 @@ class Trust:
     authorities: Sequence[x509.Certificate] = ()
     known: Mapping[str, bytes] | None = None
     _seen: dict[str, SignedKey] = field(default_factory=dict)
+    _owners: dict[bytes, str] = field(default_factory=dict)  # name by public key
 
     def admit(self, run: str, key: SignedKey) -> None:
         """Accept a key for its name.
@@ -122,8 +128,14 @@ class Trust:
         if before == key:
             return
         public = self._certified_key(key) if self.authorities else _shown_key(key)
+        if not isinstance(public, _PublicKey):
+            raise UntrustedKey("certificates need an RSA, elliptic-curve or Ed25519 key")
+        described = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         if self.known is not None and self.known.get(key.name) != key.credential:
             raise UntrustedKey(f"{key.name}'s identity does not match the known one")
+        owner = self._owners.get(described, key.name)
+        if owner != key.name:
+            raise UntrustedKey(f"{key.name} has the identity of {owner}")
         if before is not None:
             # A certificate may be renewed during a run; a bare key may not change.
             if not self.authorities and before.credential != key.credential:
@@ -144,12 +156,14 @@ class Trust:
                 f"{key.name}'s key is not signed by {key.name}, or not for this run"
             ) from None
         self._seen[key.name] = key
+        self._owners[described] = key.name
 
     def _certified_key(self, key: SignedKey) -> object:
         """Public key of the sender's certificate, if the certificate is trusted."""
         try:
             certificate = x509.load_der_x509_certificate(key.credential)
-            names = _names(certificate)
+            name = _name(certificate)
+            is_node = _is_node(certificate)
         except (ValueError, x509.DuplicateExtension):
             raise UntrustedKey(
                 f"{key.name} has sent no certificate, and this run requires one"
@@ -160,8 +174,13 @@ class Trust:
         ends = certificate.not_valid_after_utc
         if not begins <= datetime.now(UTC) <= ends:
             raise UntrustedKey(f"{key.name}'s certificate is not valid now")
-        if key.name not in names:
-            raise UntrustedKey(f"{key.name} is not a name in its certificate")
+        if key.name != name:
+            raise UntrustedKey(f"{key.name} is not the name in its certificate: {name!r}")
+        if not is_node:
+            raise UntrustedKey(
+                f"{key.name}'s certificate is not one of a node: it needs the extended key "
+                "usage clientAuth, and must not be a CA"
+            )
         return certificate.public_key()
 
 
@@ -215,13 +234,28 @@ def _signed_bytes(run: str, name: str, public: bytes, made: int) -> bytes:
     return msgspec.msgpack.encode((_CONTEXT, run, name, public, made))
 
 
-def _names(certificate: x509.Certificate) -> set[str]:
-    common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    names = {str(attribute.value) for attribute in common}
+def _name(certificate: x509.Certificate) -> str:
+    """The common name, or the only DNS name of a certificate without one."""
+    names = [
+        str(each.value)
+        for each in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    ]
+    if not names:
+        for extension in certificate.extensions:
+            if isinstance(extension.value, x509.SubjectAlternativeName):
+                names += extension.value.get_values_for_type(x509.DNSName)
+    return names[0] if len(names) == 1 else ""
+
+
+def _is_node(certificate: x509.Certificate) -> bool:
+    """Whether a certificate is for client authentication, and not that of a CA."""
+    usages: list[x509.ObjectIdentifier] = []
     for extension in certificate.extensions:
-        if isinstance(extension.value, x509.SubjectAlternativeName):
-            names.update(extension.value.get_values_for_type(x509.DNSName))
-    return names
+        if isinstance(extension.value, x509.BasicConstraints) and extension.value.ca:
+            return False
+        if isinstance(extension.value, x509.ExtendedKeyUsage):
+            usages += extension.value
+    return ExtendedKeyUsageOID.CLIENT_AUTH in usages
 
 
 def _issued(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
@@ -244,16 +278,14 @@ def _shown_key(key: SignedKey) -> object:
         raise UntrustedKey(f"{key.name} has shown no identity") from None
 
 
-def _verify(public: object, signature: bytes, data: bytes) -> None:
+def _verify(public: _PublicKey, signature: bytes, data: bytes) -> None:
     """Raise InvalidSignature unless the key signed the data."""
     if isinstance(public, ed25519.Ed25519PublicKey):
         public.verify(signature, data)
     elif isinstance(public, ec.EllipticCurvePublicKey):
         public.verify(signature, data, _ECDSA)
-    elif isinstance(public, rsa.RSAPublicKey):
-        public.verify(signature, data, _PSS, SHA256())
     else:
-        raise UntrustedKey("certificates need an RSA, elliptic-curve or Ed25519 key")
+        public.verify(signature, data, _PSS, SHA256())
 
 
 def _create_key(path: Path) -> ed25519.Ed25519PrivateKey:
@@ -294,6 +326,8 @@ def _known(path: Path) -> dict[str, bytes]:
             keys[name] = bytes.fromhex(key.strip())
         except ValueError:
             keys[name] = b""
+        if list(keys.values()).count(keys[name]) > 1 and keys[name]:
+            raise UserError(f"{path} has the key of {name} for another node too")
         if len(keys[name]) != 32:
             raise UserError(
                 f"{path} needs a line NAME KEY for each node, with the key that the node "

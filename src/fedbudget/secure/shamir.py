@@ -6,6 +6,7 @@ integers modulo the prime 2^130 - 5. Share x is the polynomial's value at x = 1,
 It takes twenty lines here, and no required dependency provides it.
 """
 
+import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -15,6 +16,8 @@ SECRET = 16
 """Bytes of a secret."""
 SHARE = 17
 """Bytes of a share."""
+DIGEST = 16
+"""Bytes of a digest."""
 
 
 def split(secret: bytes, count: int, threshold: int) -> list[bytes]:
@@ -52,11 +55,16 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
     return secret.to_bytes(SECRET, "big")
 
 
+def digest(value: bytes) -> bytes:
+    """Digest by which a secret or a share is checked; both are random, and stay hidden."""
+    return hashlib.blake2b(value, digest_size=DIGEST).digest()
+
+
 def _value(coefficients: Sequence[int], x: int) -> int:
     total = 0
     for coefficient in reversed(coefficients):
-        total = (total * x + coefficient) % PRIME
-    return total
+        total = total * x + coefficient  # x is small: one remainder at the end is faster
+    return total % PRIME
 
 
 @lru_cache(maxsize=1000)

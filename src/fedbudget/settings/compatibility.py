@@ -96,6 +96,8 @@ def update_rule(settings: Any, *, private: bool) -> str:
     """Return the name of the update rule, also if the method chooses it."""
     if settings.update is not None:
         return str(settings.update)
+    if private and settings.secure_aggregation and settings.privacy_unit == "sample":
+        return "fedavgm"  # updates cost rounds, and momentum needs fewer of them
     # K-means has no momentum: a centre may have other samples in the next round.
     momentum = settings.method == "accelerated" and settings.model != "kmeans"
     return "accelerate" if momentum and not private else "average"
@@ -271,6 +273,11 @@ def _of_methods() -> Iterator[Conflict]:
         "use fedbudget run in process or on Ray",
     )
     yield Conflict(
+        (_given("class_weights"), _REMOTE),
+        "`class_weights` does not work with engine {engine}",
+        "use TorchModel(..., class_weights=...) in a file of your own",
+    )
+    yield Conflict(
         (_given("attack"), _NOT_IN_PROCESS),
         "`attack` needs engine in-process",
     )
@@ -280,8 +287,23 @@ def _of_methods() -> Iterator[Conflict]:
     )
 
 
+def _of_data() -> Iterator[Conflict]:
+    for option in ("target", "drop", "categorical", "impute", "missing", "classes"):
+        yield Conflict(
+            (_given("schema"), _given(option)),
+            f"a `schema` replaces `{option}`",
+            f"omit `{option}`, and change the file instead",
+        )
+
+
 def _of_privacy() -> Iterator[Conflict]:
     without = "omit it, or leave privacy out of `budget`"
+    yield Conflict(
+        (_PRIVATE, _is("class_weights", "balanced")),
+        "`class_weights` balanced uses exact numbers of samples, which a `budget` of "
+        "privacy does not cover",
+        "give the weights as numbers",
+    )
     yield Conflict(
         (_PRIVATE, _is_not("method", "accelerated")),
         "a `budget` of privacy has its own method: `method` must be accelerated",
@@ -323,11 +345,17 @@ def _of_privacy() -> Iterator[Conflict]:
         "`until` loss does not work in a private run, in which nodes report no loss",
         without,
     )
-    for option in ("privacy_delta", "privacy_noise", "privacy_unit"):
+    for option in ("privacy_delta", "privacy_noise", "privacy_unit", "privacy_ledger"):
         yield Conflict(
             (_given(option), _NOT_PRIVATE),
             f"`{option}` needs a `budget` of privacy, such as privacy=4",
         )
+    yield Conflict(
+        (_given("privacy_ledger"), _is("privacy_noise", "seeded")),
+        "`privacy_ledger` counts results with secret noise; `privacy_noise` seeded hides "
+        "nothing",
+        "omit one of them",
+    )
     yield Conflict(
         (_PER_SAMPLE, _given("proximal")),
         "`proximal` does not work with `privacy_unit` sample",
@@ -363,11 +391,38 @@ def _of_validation() -> Iterator[Conflict]:
     )
 
 
+def _of_personal_models() -> Iterator[Conflict]:
+    personal = _on("personal")
+    yield Conflict(
+        (_BASELINE, personal),
+        "`method` {method} has no `personal` models",
+        "use `method` accelerated, frugal or paper",
+    )
+    yield Conflict(
+        (_SECURE, personal),
+        "`personal` does not work with `secure_aggregation`, in which nodes send only "
+        "parts of sums",
+        "omit one of them; nodes of an ordinary run can keep their figures",
+    )
+
+
 def _of_secure_aggregation() -> Iterator[Conflict]:
     yield Conflict(
-        (_SECURE, _is_not("engine", "network")),
-        "`secure_aggregation` works only over gRPC (engine network)",
+        (_SECURE, _is("engine", "ray", "flower")),
+        "`secure_aggregation` works only over gRPC (engine network), not with engine "
+        "{engine}",
         "use fedbudget serve and join, or local",
+    )
+    yield Conflict(
+        (_SECURE, _is("engine", "in-process"), _NOT_PRIVATE),
+        "`secure_aggregation` works only over gRPC (engine network); engine in-process "
+        "simulates its noise, and needs a `budget` of privacy",
+        "use fedbudget serve and join, or local",
+    )
+    yield Conflict(
+        (_SECURE, _is("engine", "in-process"), _is_not("participation", 1)),
+        "`participation` must be 1 with `secure_aggregation` and engine in-process: a sum "
+        "of too few nodes is not opened",
     )
     yield Conflict(
         (_given("secure_threshold"), _off("secure_aggregation")),
@@ -383,14 +438,18 @@ def _of_secure_aggregation() -> Iterator[Conflict]:
         "`compress` {compress} does not work with `secure_aggregation`: masks use all bits",
     )
     yield Conflict(
-        (_SECURE, _is("privacy_noise", "seeded")),
-        "`privacy_noise` seeded does not work with `secure_aggregation`, in which nodes "
-        "draw secret noise",
+        (_SECURE, _is("privacy_noise", "seeded"), _REMOTE),
+        "`privacy_noise` seeded does not work with `secure_aggregation` and engine "
+        "{engine}, in which nodes draw secret noise",
+    )
+    one_update = "`secure_aggregation` and `privacy_unit` sample make one update per round"
+    yield Conflict(
+        (_SECURE, _PER_SAMPLE, _is_not("tau", "adaptive", 1)),
+        f"{one_update}: `tau` must be 1",
     )
     yield Conflict(
-        (_SECURE, _PER_SAMPLE),
-        "`privacy_unit` sample does not work with `secure_aggregation`: nodes already add "
-        "noise to everything they send",
+        (_SECURE, _PER_SAMPLE, _is_not("batch_size", None, "full")),
+        f"{one_update}, with all samples of a node: `batch_size` must be full",
     )
     few = Condition(
         "nodes",
@@ -492,8 +551,10 @@ def _of_commands() -> Iterator[Conflict]:
 CONFLICTS = (
     *_baselines(),
     *_of_methods(),
+    *_of_data(),
     *_of_privacy(),
     *_of_validation(),
+    *_of_personal_models(),
     *_of_secure_aggregation(),
     *_of_commands(),
 )

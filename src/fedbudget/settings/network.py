@@ -78,8 +78,9 @@ class NodeOptions:
 
     data: Path | None = option(
         None,
-        "Samples of this node: a .csv, a .npz, IDX images (…-images-idx3-ubyte), or "
-        "FILE:NAME, such as ward.py:samples, for (x, y) or a function that returns them.",
+        "Samples of this node: a .csv, .parquet or .npz, IDX images "
+        "(…-images-idx3-ubyte), or FILE:NAME, such as ward.py:samples, for (x, y) or a "
+        "function that returns them.",
         "most used",
         _OWN_DATA,
     )
@@ -138,6 +139,12 @@ class JoinOptions:
     min_interval: float = option(
         0.0, "Minimum number of seconds between two replies.", "network"
     )
+    seeded_batches: bool = option(
+        False,
+        "Draw mini-batches from the aggregator's seed, so that a run can be repeated to "
+        "the bit. The aggregator then knows which samples are in each.",
+        "network",
+    )
     privacy_limit: float | None = option(
         None,
         "Largest total ε of all private runs; the node refuses to exceed it.",
@@ -147,7 +154,7 @@ class JoinOptions:
         None,
         "File with the privacy spent so far.",
         "network",
-        shown="a file named after the node, in the user's state folder",
+        shown="two files in the user's state folder, for the node's name and for its data",
     )
     privacy_delta: float = option(1e-5, "δ of --privacy-limit.", "network")
     privacy_unit: PrivacyUnit = option(
@@ -176,10 +183,32 @@ class JoinOptions:
         None,
         "File with a line NAME KEY for each node that secure aggregation may include.",
         "network",
-        shown="trust the first key of each node",
+        shown="certificates, or --trust-first",
+    )
+    secure_least: int | None = option(
+        None,
+        "Smallest number of nodes in a masked sum at the start of a round.",
+        "network",
+        shown="the nodes in --known-nodes, or 3",
+    )
+    trust_first: bool = option(
+        False,
+        "With --secure-aggregation, without a certificate and --known-nodes: trust the "
+        "first key of each other node, which the aggregator could replace.",
+        "network",
     )
     sent_log: Path | None = option(
-        None, "File that lists everything sent, one line per message.", "output"
+        None, "File that lists time and size of each report that this node sends.", "output"
+    )
+    save_model: Path | None = option(
+        None,
+        "Folder for the models of this node at the end of a run with --personal.",
+        "output",
+    )
+    keep_figures: bool = option(
+        False,
+        "Do not send figures of this node's personal model to the aggregator.",
+        "network",
     )
     give_up_after: float = option(
         600.0,

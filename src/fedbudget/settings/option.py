@@ -31,10 +31,12 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
-from fedbudget.errors import UserError, flag, key, suggestion
+from fedbudget.errors import UserError, flag, key, printable, suggestion
+from fedbudget.file_contents import Damaged, read_regular
 
 T = TypeVar("T")
 _FINITE = sys.float_info.max
+_MAX_TOML = 2**20  # bytes
 Count = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[float, Meta(ge=0, le=_FINITE)]
 Positive = Annotated[float, Meta(gt=0, le=_FINITE)]
@@ -163,7 +165,7 @@ class Declaration:
 
     def _plain(self, value: object) -> object:
         """Convert numbers of other libraries to Python's, and a comma list to a list."""
-        if isinstance(value, str) and self.listed:
+        if isinstance(value, str) and self.listed and value not in self.words:
             parts = [part.strip() for part in value.split(",")]
             return parts if str not in self.kinds else _numbers(parts) or value
         if isinstance(value, list | tuple):
@@ -282,8 +284,10 @@ def _type_text(known: Any) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the unchecked content of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(path, _MAX_TOML).decode())
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+    except Damaged:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid TOML: {printable(str(error))}") from None

@@ -7,15 +7,15 @@ argument `step_size` in Python. To add a setting, add a field here and a line in
 (compatibility.py).
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import tomli_w
 
-from fedbudget import tasks
-from fedbudget.errors import UserError, key, unknown
+from fedbudget import python_file, tasks
+from fedbudget.errors import UserError, key, printable, unknown
 from fedbudget.settings.compatibility import require_compatible
 from fedbudget.settings.option import (
     Count,
@@ -53,11 +53,16 @@ from fedbudget.settings.types import (
 
 if TYPE_CHECKING:
     from fedbudget.budget.budget import Budget
+    from fedbudget.data.partition import Partition
     from fedbudget.data.tables import TableOptions
     from fedbudget.evaluation.targets import MetricTarget
 
 MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn", "lenet")
 SMALL_DATASETS = ("breast-cancer", "diabetes", "wine", "mnist-small", "fashion-mnist-small")
+NATURAL_DATASETS = (
+    *("heart-disease", "tcga-brca", "beijing-air", "parkinsons"),
+    *("cmapss", "shakespeare", "omniglot"),
+)
 DATASETS = (
     "digits",
     "mnist",
@@ -66,10 +71,12 @@ DATASETS = (
     "energy",
     "user-knowledge",
     *SMALL_DATASETS,
+    *NATURAL_DATASETS,
 )
 """Names of models and datasets, listed here so that help needs no imports."""
 
 
+_FILES = (".csv", ".tsv", ".parquet", ".feather", ".arrow", ".npz")
 _RUN = ("run",)
 _COMPARE = ("run", "compare")
 _NETWORK = ("serve", "local")
@@ -102,34 +109,38 @@ class Settings:
     )
     dataset: str = option(
         "digits",
-        f"Dataset: {', '.join(DATASETS)}, or the path of a .csv, a .npz, or a folder with "
-        "one file per node.",
+        f"Dataset: {', '.join(DATASETS)}, or the path of a .csv, .tsv, .parquet, .feather, "
+        ".arrow or .npz, or of a folder with one file per node.",
         "most used",
         _DATA,
-        values=lambda start: [*DATASETS, *paths_from(start, ".csv", ".npz")],
+        values=lambda start: [*DATASETS, *paths_from(start, *_FILES)],
     )
     data_dir: str | None = option(
         None,
         "Folder searched first for datasets.",
         "data",
-        (*_DATA, "sweep", "reproduce", "evaluate"),
+        (*_DATA, "sweep", "reproduce", "evaluate", "describe"),
         shown="FEDBUDGET_DATA, then the cache folder",
     )
     target: str | None = option(
-        None, "CSV column to predict.", "data", (*_DATA, "evaluate"), shown="the last"
+        None,
+        "CSV column to predict.",
+        "data",
+        (*_DATA, "evaluate", "schema", "describe"),
+        shown="the last",
     )
     drop: Names | None = option(
         None,
         "CSV columns to ignore, such as id,date.",
         "data",
-        (*_DATA, "evaluate"),
+        (*_DATA, "evaluate", "schema", "describe"),
         commas=True,
     )
     categorical: Names | None = option(
         None,
         "CSV columns with categories.",
         "data",
-        _DATA,
+        (*_DATA, "schema", "describe"),
         shown="text with few different values",
         commas=True,
     )
@@ -141,11 +152,19 @@ class Settings:
         _DATA,
         shown="missing cells are an error",
     )
+    missing: Names | None = option(
+        None,
+        'Further texts that mark a missing cell of a CSV, such as "<0.5".',
+        "data",
+        (*_DATA, "schema", "describe"),
+        shown="empty, NA, NaN, null, None, ?, - and .",
+        commas=True,
+    )
     classes: Names | None = option(
         None,
         "All classes in order, such as well,ill.",
         "data",
-        _DATA,
+        (*_DATA, "schema"),
         shown="those in the data",
         commas=True,
     )
@@ -155,6 +174,15 @@ class Settings:
         "data",
         _DATA,
         shown="only for a CSV",
+    )
+    schema: str | None = option(
+        None,
+        "TOML file with public ranges, categories and classes of a table; fedbudget data "
+        "schema drafts one. Private runs on tables need it.",
+        "data",
+        _DATA,
+        shown="from the data",
+        values=lambda start: paths_from(start, ".toml"),
     )
     test_share: Fraction = option(
         0.2,
@@ -174,6 +202,12 @@ class Settings:
         "Spend the whole budget, even if validation stops improving.",
         "budget",
     )
+    personal: bool = option(
+        False,
+        "After training, let each node correct the model on its own rows.",
+        "method",
+        _ONE_RUN,
+    )
     train_samples: Count | None = option(
         None, "Number of training samples to draw, different for each seed.", "data", _DATA
     )
@@ -187,24 +221,25 @@ class Settings:
         None,
         "Number of nodes.",
         "most used",
-        shown="5, or one per file",
-        defaults={"local": 5},
+        shown="5, or one per file or site",
         helps={
             "serve": "Number of nodes to wait for before the first round.  "
             "[default: --min-nodes]",
-            "local": "Number of node processes to start.  [default: 5]",
+            "local": "Number of node processes to start.  [default: 5, or one per file or "
+            "site]",
         },
     )
     partition: str | None = option(
         None,
         "Distribution of data over nodes: case:N, dirichlet:ALPHA, labels:K per node, "
-        "draw:SAMPLES or files.",
+        "draw:SAMPLES, files, or by:COLUMN of tables, with one node per value.",
         "data",
-        _DATA,
-        shown="case:1, or files for a folder",
+        (*_DATA, "describe"),
+        shown="case:1; files for a folder; the sites of a natural federation",
         helps={
             "compare": "With --rivals, distribution of data instead of --cases: case:N, "
-            "dirichlet:ALPHA, labels:K, draw:N or files."
+            "dirichlet:ALPHA, labels:K, draw:N, files or by:COLUMN.",
+            "describe": "by:COLUMN for the column whose values are the sites.",
         },
     )
     method: MethodName = option(
@@ -241,10 +276,10 @@ class Settings:
     privacy_noise: NoiseName | None = option(
         None,
         "Noise of a privacy budget: secret (from the operating system) or seeded "
-        "(repeatable).",
+        "(repeatable: it hides nothing, and ε is only simulated).",
         "budget",
         _COMPARE,
-        shown="secret; simulated, seeded",
+        shown="secret; with a dataset above, seeded",
     )
     privacy_unit: PrivacyUnit | None = option(
         None,
@@ -252,12 +287,24 @@ class Settings:
         "budget",
         shown="node",
     )
+    privacy_ledger: str | None = option(
+        None,
+        "File that adds up the privacy of all runs on the same data; in a folder, a file "
+        "named after the data.",
+        "budget",
+        ("run", "serve"),
+        shown="none",
+    )
     costs: CostSource = option(
         "simulated",
-        "Cost of rounds: simulated (the paper's prototype) or measured (by clocks and "
-        "meters).",
+        "Cost of rounds: simulated (laptops and Raspberry Pis of the paper) or measured "
+        "(by clocks and meters).",
         "budget",
-        defaults=dict.fromkeys(("serve", "local", "flower"), "measured"),
+        shown="simulated; measured for your own data or model",
+        defaults={
+            **dict.fromkeys(("serve", "local", "flower"), "measured"),
+            **dict.fromkeys(("compare", "sweep"), "simulated"),
+        },
     )
     aggregation_factor: Positive = option(
         1.0,
@@ -388,6 +435,14 @@ class Settings:
         "output",
         _ONE_RUN,
     )
+    class_weights: tuple[Positive, ...] | Literal["balanced"] | None = option(
+        None,
+        "Weight of each class in the loss of softmax or a network: numbers such as 1,5, or "
+        "balanced, inversely proportional to the number of samples.",
+        "model",
+        ("run", "compare"),
+        shown="1 for all",
+    )
     clusters: Count = option(4, "Number of clusters of kmeans.", "model")
     device: str = option(
         "auto",
@@ -423,13 +478,13 @@ class Settings:
         None,
         "Mask reports, so that the aggregator can read only their sum.",
         "network",
-        _NETWORK,
+        _ONE_RUN,
     )
     secure_threshold: Most | None = option(
         None,
         "Fraction of a group of nodes needed to open a masked sum.",
         "network",
-        _NETWORK,
+        _ONE_RUN,
         shown="2/3",
     )
     watts: NotNegative = option(5.0, "Power of a node in watts, for energy.", "budget")
@@ -446,9 +501,7 @@ class Settings:
         if self.classes and len(set(self.classes)) < len(self.classes):
             raise UserError(f"`classes` contains a duplicate: {', '.join(self.classes)}")
         if self.partition is not None:
-            from fedbudget.data.partition import Partition
-
-            Partition.parse(self.partition)
+            self._partition()
         if isinstance(self.speeds, str):
             from fedbudget.resources.speeds import spread_of
 
@@ -464,9 +517,24 @@ class Settings:
         """Return how tables are read."""
         from fedbudget.data.tables import TableOptions
 
+        if self.schema is not None:
+            from fedbudget.data.schema import read_schema
+
+            return read_schema(Path(self.schema).expanduser()).options
         return TableOptions(
-            self.target, self.drop or (), self.categorical or (), self.impute, self.classes
+            self.target,
+            self.drop or (),
+            self.categorical or (),
+            self.impute,
+            self.classes,
+            site=self._partition().by,
+            missing=self.missing or (),
         )
+
+    def _partition(self) -> "Partition":
+        from fedbudget.data.partition import Partition
+
+        return Partition.parse(self.partition or "files")
 
     def targets(self) -> "tuple[MetricTarget, ...]":
         from fedbudget.evaluation.targets import MetricTarget
@@ -482,12 +550,14 @@ class Settings:
         config: Path | None = None,
         case: int | None = None,
         command: str = "run",
+        own: bool = False,
     ) -> "Settings":
         """Merge given values, a task or file, and the defaults of a command, in this order.
 
         Args:
           given: values by the names of fields; unknown names are refused.
           case: short for the partition `case:N`.
+          own: whether data or model are objects of the caller.
         """
         for name in given:
             if name not in declarations(Settings):
@@ -499,7 +569,10 @@ class Settings:
             given = {**given, "partition": f"case:{case}"}
         file = config if task is None else tasks.path(task)
         from_file = {} if file is None else cls.from_toml(file)
-        return cls(**{**defaults_of(command), **from_file, **given})
+        settings = cls(**{**defaults_of(command), **from_file, **given})
+        if command == "run" and "costs" not in {**from_file, **given}:
+            return replace(settings, costs=_default_costs(settings, own=own))
+        return settings
 
     @classmethod
     def from_toml(cls, path: Path) -> dict[str, Any]:
@@ -510,6 +583,41 @@ class Settings:
         return tomli_w.dumps(
             {key(name): value for name, value in vars(self).items() if value is not None}
         )
+
+
+def _default_costs(settings: Settings, *, own: bool) -> CostSource:
+    """Return measured costs for data or models of the user, which run on this machine.
+
+    The costs of the paper's prototype belong to its tasks, and to options that describe
+    simulated machines.
+    """
+    own_data = settings.dataset not in DATASETS
+    own_model = python_file.is_reference(settings.model or "")
+    simulated_machines = (
+        settings.speeds is not None
+        or settings.aggregation_factor != 1
+        or settings.method == "asynchronous"
+    )
+    if (own or own_data or own_model) and not simulated_machines:
+        return "measured"
+    return "simulated"
+
+
+def require_chosen_code(where: Path, saved: Settings, given: Container[str] = ()) -> None:
+    """Refuse Python files that a run's folder names, unless the caller named them too.
+
+    Args:
+      where: the folder, for messages.
+      saved: its settings.
+      given: names of the settings that the caller passed now.
+    """
+    for name in ("model", "dataset"):
+        value = getattr(saved, name)
+        if name not in given and value is not None and python_file.is_reference(value):
+            raise UserError(
+                f"{where} uses {printable(value)}, a Python file. Files do not choose code "
+                f"that runs here: if you trust it, pass it again, as `{name}`"
+            )
 
 
 def read_settings(

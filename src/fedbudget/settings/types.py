@@ -35,7 +35,7 @@ Names = tuple[str, ...]
 class SettingsOptions(TypedDict, total=False):
     """Fields of `Settings` as arguments, without those that `train` widens.
 
-    These are model, dataset, budget, until, step_size, update and combine.
+    These are model, dataset, nodes, budget, until, step_size, update and combine.
     """
 
     data_dir: str | None
@@ -43,14 +43,16 @@ class SettingsOptions(TypedDict, total=False):
     drop: Names | None
     categorical: Names | None
     impute: Impute | None
+    missing: Names | None
     classes: Names | None
     standardise: bool | None
+    schema: str | None
     test_share: Fraction
     validation: Fraction | None
     spend_all: bool
+    personal: bool
     train_samples: Count | None
     test_samples: Count | None
-    nodes: Count | None
     partition: str | None
     method: MethodName
     drift_correction: bool | None
@@ -60,6 +62,7 @@ class SettingsOptions(TypedDict, total=False):
     privacy_delta: Chance | None
     privacy_noise: NoiseName | None
     privacy_unit: PrivacyUnit | None
+    privacy_ledger: str | None
     aggregation_factor: Positive
     speeds: tuple[float, ...] | str | None
     workload: WorkloadName | None
@@ -81,6 +84,7 @@ class SettingsOptions(TypedDict, total=False):
     patience: Count | None
     keep: Keep
     evaluations: Count
+    class_weights: tuple[Positive, ...] | Literal["balanced"] | None
     clusters: Count
     device: str
     min_nodes: Count | None

@@ -1,4 +1,4 @@
-"""Trackers: MLflow and TensorBoard, which receive the rounds of a run while it runs.
+"""Trackers: MLflow, TensorBoard and Weights & Biases, which follow the rounds of a run.
 
 Each is an extra. A tracker never ends a run and never delays it; see tracker.py.
 """
@@ -11,10 +11,12 @@ from fedbudget.errors import UserError
 from fedbudget.trackers.mlflow import Mlflow
 from fedbudget.trackers.tensorboard import TensorBoard
 from fedbudget.trackers.tracker import Tracker
+from fedbudget.trackers.wandb import WeightsAndBiases
 
 _TRACKERS: Mapping[str, Callable[[], Tracker]] = {
     "mlflow": Mlflow,
     "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
 }
 
 
@@ -22,7 +24,7 @@ def make_trackers(names: Sequence[str]) -> list[Tracker]:
     """Return a new tracker for each name, for one run.
 
     Args:
-      names: mlflow or tensorboard; repetitions are ignored.
+      names: mlflow, tensorboard or wandb; repetitions are ignored.
 
     Raises:
       UserError: a name is unknown, or its package is not installed.

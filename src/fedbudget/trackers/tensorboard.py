@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbudget.runs.folder import CONFIG, MODEL, PLOT, SUMMARY
+from fedbudget.runs.folder import CONFIG, MODEL, PLOT
+from fedbudget.runs.summary import SUMMARY
 from fedbudget.trackers.tracker import (
     RunInfo,
     TimedRecord,

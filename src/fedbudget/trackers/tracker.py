@@ -99,7 +99,8 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
     τ and η are missing for the last round of a run if it only evaluates the loss.
     """
     decided = ("tau", "eta") if record.tau else ()
-    names = ("loss", "best_loss", "accuracy", *decided, "rho", "beta", "delta", "nodes")
+    losses = ("loss", "best_loss", "validation", "validation_best")
+    names = (*losses, "accuracy", *decided, "rho", "beta", "delta", "nodes")
     return _finite(
         {name: getattr(record, name) for name in names}
         | _prefixed("spent", record.spent)
@@ -113,8 +114,9 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
 def final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers of a run's summary by name."""
     names = ("loss", "accuracy", "average_tau", "aggregations", "local_updates")
+    figures = {name: summary[name] for name in names}
     return _finite(
-        _prefixed("final", {name: summary[name] for name in names})
+        _prefixed("final", figures | {"validation_loss": summary.get("validation_loss")})
         | _prefixed("final", summary.get("metrics"))
         | _prefixed("final/nodes", summary.get("spread"))
         | _prefixed("final/spent", summary["spent"])

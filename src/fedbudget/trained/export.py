@@ -4,6 +4,7 @@ import io
 import os
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import quote
 
 import numpy as np
 
@@ -42,21 +43,25 @@ def _contents(trained: TrainedModel, to: ExportFormat) -> bytes:
     return to_numpy(trained)
 
 
-def file_name(trained: TrainedModel, to: ExportFormat) -> str:
-    """Return the default name of the file."""
+def file_name(trained: TrainedModel, to: ExportFormat, site: str | None = None) -> str:
+    """Return the default name of the file.
+
+    Args:
+      trained: the model.
+      to: the format.
+      site: name of the node, if it is a personal model.
+    """
     program = trained.name in MODELS
-    return {
-        "onnx": "model.onnx",
-        "torch": "model.pt2" if program else "model.pt",
-        "numpy": "model.npz",
-    }[to]
+    endings = {"onnx": "onnx", "torch": "pt2" if program else "pt", "numpy": "npz"}
+    name = "model" if site is None else f"model-{quote(site, safe=' ')}"
+    return f"{name}.{endings[to]}"
 
 
 def to_numpy(trained: TrainedModel) -> bytes:
     """Return a `.npz` of the tensors by name, and the scales of features and targets."""
     samples = trained.samples
     file = io.BytesIO()
-    about: dict[str, Any] = {"feature_scale": samples.scale}
+    about: dict[str, Any] = {"feature_scale": samples.scale, **trained.privacy_metadata}
     if trained.feature_names:
         about["feature_names"] = np.array(trained.feature_names)
     if trained.classes:

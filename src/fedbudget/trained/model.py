@@ -7,12 +7,14 @@
 - `load` reads the model of a run from its folder.
 """
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote, unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +22,17 @@ from numpy.typing import NDArray
 from fedbudget import python_file
 from fedbudget.arrays import Float32, Float64, Samples
 from fedbudget.data.columns import check_arrays, class_name
-from fedbudget.data.dataset import Dataset, Part
-from fedbudget.data.read_tables import from_frame, is_frame, read_csv
+from fedbudget.data.dataset import Dataset, Part, Standardization
+from fedbudget.data.read_tables import from_frame, is_frame, read_file
 from fedbudget.data.shards import MultiInputSamples, SampleStore, Table
 from fedbudget.data.tables import Layout, RawTable, TableOptions, require_usable
-from fedbudget.errors import UserError, as_user_error
+from fedbudget.errors import UserError, as_user_error, printable, unknown
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
 from fedbudget.models.description import NamedTensors
 from fedbudget.models.own import FunctionModel, as_model, load_model
-from fedbudget.runs.folder import MODEL
+from fedbudget.resources.privacy import PrivacyGuarantee
+from fedbudget.runs.folder import MODEL, PERSONAL
 from fedbudget.runs.saved_model import SavedModel
 
 if TYPE_CHECKING:
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 Kind = Literal["scores", "sign", "number", "value", "cluster"]
 """Kind of the outputs: a score per class; one score, >= 0 for the second class; a class
 number; one or several real values; a score per cluster, higher for nearer ones."""
+
+
+_MOST_NAMED = 12  # sites that a message lists
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class TrainedModel:
       model: the loss and the outputs.
       w: parameters, [parameters].
       samples: description of the training data, without the samples.
+      privacy: guarantee of a private run; None for other runs.
 
     >>> import fedbudget
     >>> from sklearn.datasets import load_digits
@@ -116,6 +123,7 @@ class TrainedModel:
     model: Model = field(repr=False)
     w: Float32 = field(repr=False)
     samples: Dataset = field(repr=False)
+    privacy: PrivacyGuarantee | None = field(default=None, repr=False)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -135,7 +143,7 @@ class TrainedModel:
         """Parameters by name, such as `weight` and `bias`."""
         return NamedTensors.of(self.model).split(self.w)
 
-    def predict(self, x: Any) -> NDArray[Any]:
+    def predict(self, x: Any, *, threshold: float | None = None) -> NDArray[Any]:
         """Predict the class, the value in its original unit, or the number of the cluster.
 
         Args:
@@ -144,12 +152,22 @@ class TrainedModel:
             with several inputs: a tuple of arrays, or arrays by name. For a model trained
             on samples that are not arrays: a sequence of such samples; their targets are
             ignored.
+          threshold: of two classes, predict the second from this probability on.
 
         Returns:
           One prediction per sample, [samples].
         """
         outputs = self.outputs(x)
-        return self.meaning(outputs.shape[1]).predicted(outputs)
+        meaning = self.meaning(outputs.shape[1])
+        if threshold is None:
+            return meaning.predicted(outputs)
+        if len(meaning.classes) != 2 or not 0 <= threshold <= 1:
+            raise UserError(
+                f"threshold {threshold:g} must be a probability of the second of two "
+                f"classes; {self.name} has {len(meaning.classes)}"
+            )
+        chances = meaning.probabilities(outputs, self.name)[:, 1]
+        return np.take(meaning.labels, (chances >= threshold).astype(np.int64))
 
     def predict_proba(self, x: Any) -> Float64:
         """Return the probability of each class: softmax of the model's scores.
@@ -196,26 +214,50 @@ class TrainedModel:
         """
         return meaning_of(self.model, self.samples, outputs)
 
+    def corrected(self, w: Float32, shift: float) -> "TrainedModel":
+        """Return a personal model.
+
+        Args:
+          w: its parameters.
+          shift: added to every output, of linear regression.
+        """
+        samples = self.samples
+        if shift:
+            none = Standardization(np.zeros(samples.features), np.ones(samples.features))
+            how = samples.standardization or none
+            mean = how.target_mean + shift * how.target_deviation
+            samples = replace(samples, standardization=replace(how, target_mean=mean))
+        return replace(self, w=w, samples=samples)
+
     def saved(self) -> SavedModel:
         """Return the content of the model's file."""
         names = getattr(self.model, "OPTIONS", ())
         options = {name: getattr(self.model, name) for name in names}
         tensors = NamedTensors.of(self.model)
-        return SavedModel(self.w, self.name, self.samples, tensors, options)
+        return SavedModel(self.w, self.name, self.samples, tensors, options, self.privacy)
+
+    @property
+    def privacy_metadata(self) -> dict[str, str]:
+        """The guarantee as an entry for the metadata of a file; empty without one."""
+        if self.privacy is None:
+            return {}
+        return {"privacy": json.dumps(self.privacy.to_json())}
 
 
 def load(
     run: str | os.PathLike[str],
     *,
     model: "str | OwnModel | None" = None,
+    site: str | None = None,
     device: str = "auto",
 ) -> TrainedModel:
     """Load the trained model of a run.
 
     Args:
       run: folder of the run, or a `model.safetensors`.
-      model: the model, if it was passed from Python: a PyTorch module or its class, or any
-        `Model`; or its file and name, such as `net.py:Net`, if the file has moved.
+      site: name of a node whose personal model to load; None for the global model.
+      model: a custom model: a PyTorch module or its class, or any `Model`; or its file and
+        name, such as `net.py:Net`. The name in the run's folder is never imported.
       device: device of PyTorch.
 
     Returns:
@@ -225,16 +267,47 @@ def load(
     Traceback (most recent call last):
     fedbudget.errors.UserError: a/model.safetensors does not exist: no run has ended there
     """
-    path = Path(run) if Path(run).is_file() else Path(run) / MODEL
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: no run has ended there")
+    path = model_path(Path(run), site)
     saved = SavedModel.load(path)
 
     def build(name: str) -> Model:
         return catalogue.build(name, saved.samples, saved.options, device=device)
 
     rebuilt = rebuild(path, saved, model, build, device=device)
-    return TrainedModel(saved.model, rebuilt, saved.w, saved.samples)
+    return TrainedModel(saved.model, rebuilt, saved.w, saved.samples, saved.privacy)
+
+
+def model_path(run: Path, site: str | None = None) -> Path:
+    """Return the file of a run's model, which exists.
+
+    Args:
+      run: folder of the run, or the file.
+      site: name of a node whose personal model is needed.
+    """
+    path = run if run.is_file() else run / MODEL
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: no run has ended there")
+    if site is None:
+        return path
+    own = personal_path(path.parent, site)
+    if own.is_file():
+        return own
+    known = sorted(unquote(each.stem) for each in own.parent.glob("*.safetensors"))
+    if not known:
+        raise UserError(
+            f"{path.parent} has no personal models: run with `personal`; nodes on other "
+            "machines keep theirs, see `save_model` of fedbudget join"
+        )
+    if len(known) <= _MOST_NAMED:
+        raise UserError(f"unknown site {site!r}; {run} has models of {', '.join(known)}")
+    first = ", ".join(known[:_MOST_NAMED])
+    more = f"{run} has models of {first} and {len(known) - _MOST_NAMED} more"
+    raise unknown("site", site, known, more)
+
+
+def personal_path(folder: Path, site: str) -> Path:
+    """Return the file of a node's personal model in the folder of a run."""
+    return folder / PERSONAL / f"{quote(site, safe=' ')}.safetensors"
 
 
 def rebuild(
@@ -259,14 +332,14 @@ def rebuild(
     name = saved.model if given is None else given
     if not isinstance(name, str):
         model = as_model(name, device=device)
-    elif python_file.is_reference(name):
+    elif given is not None and python_file.is_reference(name):
         model = load_model(name, device=device)
     elif name in catalogue.MODELS:
         model = build(name)
     else:
         raise UserError(
-            f"{path} has a model that was passed from Python, {name}: pass it again, as "
-            "`model`, or its file and name, such as net.py:Net"
+            f"{path} has a custom model, {printable(name)}. Files do not choose code that "
+            "runs here: pass it again, as `model`, or its file and name, such as net.py:Net"
         )
     own = NamedTensors.of(model)
     saved.tensors.require_same(own, f"in {path}", f"in {model.name}")
@@ -290,7 +363,13 @@ def table_of(samples: Dataset, x: Any) -> Table:
     elif isinstance(x, Mapping | tuple):
         x = MultiInputSamples(x, np.zeros(_length(x)))
     if samples.store is None or hasattr(x, "__array__"):
-        return _from_array(samples, np.asarray(x))
+        try:
+            array = np.asarray(x)
+        except ValueError:  # such as pairs of features and targets
+            raise UserError(
+                "x is not an array [samples, ...]: pass the features alone, without targets"
+            ) from None
+        return _from_array(samples, array)
     part = Part(np.arange(len(x))[:, None])
     return Dataset("x", part, store=SampleStore([x])).table(part, "none")
 
@@ -308,7 +387,7 @@ def read_table(samples: Dataset, path: Path, drop: tuple[str, ...] = ()) -> RawT
             f"{path} has named columns, but the model was trained on arrays: pass a .npz "
             "with x"
         )
-    return _without_targets(read_csv(path, _options(samples.layout, drop), labelled=False))
+    return _without_targets(read_file(path, _options(samples.layout, drop), labelled=False))
 
 
 def meaning_of(model: Model, samples: Dataset, outputs: int) -> Meaning:

@@ -108,6 +108,7 @@ def to_onnx(trained: TrainedModel) -> bytes:
         "model": trained.name,
         "features": json.dumps(trained.feature_names),
         "classes": json.dumps(trained.classes),
+        **trained.privacy_metadata,
     }
     helper.set_model_props(file, about)
     onnx.checker.check_model(file, full_check=True)
@@ -146,15 +147,23 @@ def _encoded(graph: _Graph, column: LayoutColumn) -> str:
     """Add the encoding of a column, [samples, features], as in `LayoutColumn.encode`."""
     name = column.name
     if column.categories is None:
-        if column.fill is None:
-            return name
-        missing = graph.add("IsNaN", [name])
-        return graph.add("Where", [missing, np.float64(column.fill), name])
+        if column.fill is not None:
+            missing = graph.add("IsNaN", [name])
+            name = graph.add("Where", [missing, np.float64(column.fill), name])
+        if column.range is not None:
+            name = graph.add("Clip", [name, *map(np.float64, column.range)])
+        return name
     if column.fill is not None:
         missing = graph.add("Equal", [name, np.array([""], object)])
         name = graph.add("Where", [missing, np.array([column.fill], object), name])
-    equal = graph.add("Equal", [name, np.array([column.categories], object)])
-    return graph.add("Cast", [equal], to=TensorProto.DOUBLE)
+    listed = column.categories if column.other is None else column.categories[:-1]
+    equal = graph.add("Equal", [name, np.array([listed], object)])
+    encoded = graph.add("Cast", [equal], to=TensorProto.DOUBLE)
+    if column.other is None:
+        return encoded
+    known = graph.add("ReduceMax", [encoded, np.array([1])])
+    other = graph.add("Sub", [np.float64(1.0), known])
+    return graph.add("Concat", [encoded, other], axis=1)
 
 
 def _own_graph(graph: _Graph, model: Model, w: Float32, samples: Dataset) -> int:

@@ -47,6 +47,7 @@ def to_torch(trained: TrainedModel) -> bytes:
         "outputs": meaning.kind,
         "classes": meaning.classes,
         "features": trained.feature_names,
+        "privacy": None if trained.privacy is None else trained.privacy.to_json(),
     }
     torch.export.save(program, file, extra_files={ABOUT: json.dumps(about)})
     return file.getvalue()

@@ -305,17 +305,20 @@ def test_mismatched_late_node_is_skipped(
 )
 @given(failed=st.sets(st.tuples(st.integers(1, 2), st.integers(1, 6)), max_size=6))
 def test_failures_equal_absences(failed: set[tuple[int, int]], tmp_path: Path) -> None:
-    """Compared with fleets that an aggregator calls directly."""
-    ours = local()
+    """Compared with fleets that an aggregator calls directly.
+
+    Rounds are so long that each validates: measured costs do not decide.
+    """
+    ours = local(tau=20)
 
     def before(number: int, message: Message) -> None:
         if (number - FIRST, int(message.metadata.group_id or 0)) in failed:
             raise OSError("gone")
 
     ours.before = before
-    result = run(tmp_path / secrets.token_hex(4), local=ours)
+    result = run(tmp_path / secrets.token_hex(4), local=ours, tau=20)
 
-    how = Settings(**{**FIXED, "nodes": 3, "budget": (FIXED["budget"],)})
+    how = Settings(**{**FIXED, "tau": 20, "nodes": 3, "budget": (FIXED["budget"],)})
     plan, meters = simulate(how), build_meters(how)
     assert plan.aggregator is not None
     fleets = [

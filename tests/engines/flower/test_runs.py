@@ -24,6 +24,8 @@ from support.processes import sample_shards
 WITHOUT_DATA: dict[str, Any] = {
     name: value for name, value in FIXED.items() if name not in ("dataset", "partition")
 }
+SEEDED: dict[str, Any] = {"seeded-batches": True}
+"""Configuration of a node whose mini-batches follow from the seed of the run."""
 
 
 class TestSameBits:
@@ -81,9 +83,10 @@ class TestSameBits:
             np.savez(tmp_path / f"{number}.npz", x=x, y=y)
         how: dict[str, Any] = {"method": "frugal", "model": "softmax", "batch_size": 8}
         config = run_config(**{**FIXED, **how, "dataset": "", "partition": "", "nodes": 2})
-        files = LocalGrid(
-            config, [{"data": str(tmp_path / f"{number}.npz")} for number in (0, 1)]
-        )
+        nodes: list[Any] = [
+            {"data": str(tmp_path / f"{number}.npz"), **SEEDED} for number in (0, 1)
+        ]
+        files = LocalGrid(config, nodes)
         result = run(tmp_path, 2, files, **how, dataset="", partition="")
         expected = fedbudget.train(shards=shards, **WITHOUT_DATA, **how)
         assert result.w.tobytes() == expected.w.tobytes()
@@ -100,7 +103,9 @@ class TestSameBits:
 
         how: dict[str, Any] = {"method": "frugal", "model": "softmax", "batch_size": 8}
         config = run_config(**{**FIXED, **how, "nodes": 2})
-        made = LocalGrid(config, [{"which": 0}, {"which": 1}], client_app(data))
+        made = LocalGrid(
+            config, [{"which": 0, **SEEDED}, {"which": 1, **SEEDED}], client_app(data)
+        )
         result = run(tmp_path, 2, made, **how)
         expected = fedbudget.train(
             shards=[(x[at : at + 20], y[at : at + 20]) for at in (0, 20, 40)],
@@ -287,9 +292,8 @@ def least_squares(w: Any, x: Any, y: Any) -> tuple[float, Any]:
 
 
 def model_grid(config: dict[str, Any], model: Any) -> LocalGrid:
-    return LocalGrid(
-        config, [{"which": 0}, {"which": 1}], client_app(shard_of, model=model)
-    )
+    nodes: list[Any] = [{"which": which, **SEEDED} for which in (0, 1)]
+    return LocalGrid(config, nodes, client_app(shard_of, model=model))
 
 
 def train_here(model: Any) -> Result:
@@ -319,7 +323,8 @@ def test_custom_model_from_configuration(tmp_path: Path) -> None:
     )
     config: Any = run_config(**SETTINGS, nodes=2, out=str(tmp_path / "run"), model=model)
     nodes: list[Any] = [
-        {"data": f"{tmp_path}/ward.py:{name}", "model": model} for name in ("one", "two")
+        {"data": f"{tmp_path}/ward.py:{name}", "model": model, **SEEDED}
+        for name in ("one", "two")
     ]
     result = aggregate(
         LocalGrid(config, nodes), Context(7, 1, {}, RecordDict(), config), plot=False

@@ -43,8 +43,8 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     messages: list[bytes] = []
     read = Service._read
 
-    async def reading(self: Service, context: Any, patience: float | None) -> bytes | None:
-        data = await read(self, context, patience)
+    async def reading(self: Service, *given: Any, **options: Any) -> bytes | None:
+        data = await read(self, *given, **options)
         if data is not None:
             messages.append(data)
         return data

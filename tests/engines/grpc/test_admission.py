@@ -4,6 +4,7 @@ the audit log.
 
 import json
 import logging
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,7 +143,7 @@ class TestCertificates:
     ) -> None:
         peer = RawPeer(net, "node-2", credentials=shown(folder, "other"))
         assert_refused(
-            peer, "PERMISSION_DENIED", "node-2 is not a name in its certificate", caplog
+            peer, "PERMISSION_DENIED", "node-2 is not the name in its certificate", caplog
         )
         assert net.server.counters.refused == 1
 
@@ -267,8 +268,6 @@ def test_wrong_tokens_are_rate_limited() -> None:
     assert waits == sorted(waits)
     assert (waits[0], waits[-1]) == (0.04, 5.0)
     assert control._after_wrong_token("ipv4:192.0.2.2") == 0.04
-    many = [control._after_wrong_token("ipv4:192.0.2.1") for _ in range(60)]
-    assert many[-1] == 0.0  # too many peers wait already
 
 
 def test_nodes_without_rounds_are_forgotten(
@@ -382,3 +381,9 @@ def test_logs_have_no_control_characters(
             "warning",
         )
         assert second["message"] == "bell\ufffd"
+    else:
+        times, texts = zip(
+            *(line.split(" ", 1) for line in shown.splitlines()), strict=True
+        )
+        assert all(map(re.compile(r"\d\d:\d\d:\d\d").fullmatch, times))
+        assert texts[1] == "n1: bell\ufffd"

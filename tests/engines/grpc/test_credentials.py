@@ -24,7 +24,7 @@ from fedbudget.engines.grpc.credentials import (
     aggregator_credentials,
     join_address,
     node_credentials,
-    peer_names,
+    peer_name,
     require_privacy,
     split_address,
 )
@@ -49,7 +49,7 @@ def pair(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 async def _names(request: bytes, context: Any) -> bytes:
-    return " ".join(sorted(peer_names(context.auth_context()))).encode()
+    return (peer_name(context.auth_context()) or "").encode()
 
 
 @asynccontextmanager
@@ -280,18 +280,23 @@ class TestCertificateFiles:
 
 
 class TestPeerNames:
-    def test_common_and_alternative_names(self) -> None:
+    def test_common_name_is_the_name(self) -> None:
+        """A certificate with several names is that of one node."""
         context = {
             "transport_security_type": [b"ssl"],
             "x509_common_name": [b"edge-1"],
-            "x509_subject_alternative_name": [b"edge-1", b"edge-1.example", b"\xff"],
+            "x509_subject_alternative_name": [b"edge-2", b"edge-1.example", b"\xff"],
             "x509_pem_cert": [b"-----BEGIN"],
         }
-        assert peer_names(context) == {"edge-1", "edge-1.example", "\ufffd"}
+        assert peer_name(context) == "edge-1"
+        del context["x509_common_name"]
+        assert peer_name(context) == ""
+        context["x509_subject_alternative_name"] = [b"\xff"]
+        assert peer_name(context) == "\ufffd"
 
     def test_no_certificate_no_names(self) -> None:
-        assert peer_names({}) == set()
-        assert peer_names({"transport_security_type": [b"ssl"]}) == set()
+        assert peer_name({}) is None
+        assert peer_name({"transport_security_type": [b"ssl"]}) is None
 
 
 class TestAddresses:

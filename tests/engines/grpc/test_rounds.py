@@ -9,10 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
+from fedbudget.engines.engine import RoundTerms, SecondAnswers
 from fedbudget.engines.grpc.stream import pack
 from fedbudget.engines.remote.members import MAX_ROUNDS_AWAY
 from fedbudget.engines.remote.messages import Ready
 from fedbudget.engines.remote.worker import Worker
+from fedbudget.protocol.messages import SampleNormRound
 from fedbudget.resources.resource import Reading, Usage
 from support.methods import bits
 from support.networked import (
@@ -52,6 +54,29 @@ def test_slow_node_is_skipped_and_returns(method: str, batch: int | None) -> Non
         here = [[0, 1, 2], [0, 1, 2], [0, 1], [0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
         assert bits(net.all_w) == bits(without_network(here, method, batch))
         assert slow.made == 6  # one of them is discarded
+
+
+def test_restart_in_private_round_is_paid() -> None:
+    """A node that protects its samples restarts after its report was sent for: the round is
+    paid for again before its new process is asked, and only then.
+    """
+    slow = PausableWorker(node_data(1))
+    paid: list[float] = []
+    with network("samples") as net:
+        net.join(0)
+        node = net.join(1, worker=slow)
+        net.start(2)
+        slow.go.clear()
+        broadcast = net.aggregator.pending
+        assert isinstance(broadcast, SampleNormRound)
+        second = SecondAnswers(net.aggregator, broadcast, lambda _, rho: paid.append(rho))
+        net.server.begin(broadcast, RoundTerms(2, LONG, LONG, pay_again=second.pay))
+        net.leave(node)
+        assert paid == []
+        slow.go.set()
+        net.join(1)
+        assert node_numbers(net.finish()) == [0, 1]
+    assert paid == [broadcast.rho]
 
 
 def test_deadline_before_finish() -> None:

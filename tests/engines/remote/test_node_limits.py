@@ -7,19 +7,39 @@ import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import platformdirs
 import pytest
 
 from fedbudget.engines.grpc.node import RefusedByAggregator
 from fedbudget.engines.remote.messages import RoundRequest, Welcome
+from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.node_limits import BeyondLimits, NodeLimits, PrivacyAccount
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.errors import UserError
-from fedbudget.protocol.messages import PrivateRound, SampleRound, TrainRound
+from fedbudget.errors import UserError, WorkError
+from fedbudget.launch.join import privacy_account
+from fedbudget.protocol.features.feature import FeatureSettings
+from fedbudget.protocol.features.sample_privacy import SamplePrivacy
+from fedbudget.protocol.messages import (
+    PrivateRound,
+    SampleNormRound,
+    SampleRound,
+    TrainRound,
+)
 from fedbudget.resources.privacy import epsilon_of, rho_of
+from fedbudget.settings.network import JoinOptions
 from support.hand_made import FIRST
-from support.networked import LONG, aggregator, network, node_data, task, wait_until
+from support.networked import (
+    FEATURES,
+    LONG,
+    aggregator,
+    network,
+    node_data,
+    task,
+    wait_until,
+)
 
 
 def limited_worker(batch: int | None, **limits: Any) -> Worker:
@@ -136,8 +156,64 @@ def test_rounds_without_noise_are_refused(tmp_path: Path) -> None:
 )
 def test_damaged_account_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "account.json").write_text(content)
-    with pytest.raises(UserError, match="not a node's account"):
+    with pytest.raises(UserError, match="not an account of privacy"):
         PrivacyAccount(tmp_path / "account.json", 2.0, 1e-5).pay("one", round_of(0.01))
+
+
+def account_of(
+    name: str, data: NodeData, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> PrivacyAccount:
+    """The account that `fedbudget join` opens by default."""
+    monkeypatch.setattr(platformdirs, "user_state_path", lambda name: folder)
+    options = JoinOptions("127.0.0.1:7700", name=name, privacy_limit=4.0)
+    account = privacy_account(options, name, data)
+    assert account is not None
+    return account
+
+
+def test_new_name_has_same_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node cannot spend twice on the same samples under two names."""
+    before = account_of("ward", node_data(0), monkeypatch, tmp_path)
+    before.pay("one", round_of(0.2))
+    renamed = account_of("ward-2", node_data(0), monkeypatch, tmp_path)
+    assert renamed.spent == pytest.approx(epsilon_of(0.2, 1e-5))
+    with pytest.raises(BeyondLimits, match="in 1 runs"):
+        renamed.pay("two", round_of(rho_of(4.0, 1e-5) - 0.1))
+
+
+def test_order_of_samples_keeps_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = node_data(0)
+    account_of("a", data, monkeypatch, tmp_path).pay("one", round_of(0.2))
+    data = replace(data, rows=[np.asarray(data.rows[0])[::-1]])
+    assert account_of("b", data, monkeypatch, tmp_path).spent > 0
+
+
+def test_new_samples_keep_named_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node whose samples change cannot spend twice either; other nodes are separate."""
+    account_of("ward", node_data(0), monkeypatch, tmp_path).pay("one", round_of(0.2))
+    assert account_of("ward", node_data(1), monkeypatch, tmp_path).spent > 0
+    assert account_of("other", node_data(1), monkeypatch, tmp_path).spent == 0
+
+
+def test_restarted_node_pays_again(tmp_path: Path) -> None:
+    """Its noise is new. It pays before it answers, also if the answer is never sent."""
+    path = tmp_path / "account.json"
+    features = (FeatureSettings.of(SamplePrivacy()),)
+    for process in (1, 2):
+        account = PrivacyAccount(path, 4.0, 1e-5, per_sample=True)
+        ours = Worker(node_data(1), account=account)
+        ours.accept(Welcome("run", replace(task(batch=None), features=features), (0,)))
+        w = np.zeros(FEATURES, np.float32)
+        ours.answer(RoundRequest(SampleNormRound(round=1, w=w, rho=0.05), 0))
+        assert json.loads(path.read_text())["rho"] == pytest.approx(0.05 * process)
+    path.with_suffix(".lock").unlink()
+    path.with_suffix(".lock").mkdir()
+    with pytest.raises(WorkError, match="cannot be locked"):
+        ours.answer(RoundRequest(SampleNormRound(round=2, w=w, rho=0.05), 0))
 
 
 def _pay(path: Path) -> None:
@@ -179,3 +255,18 @@ def test_account_has_one_privacy_unit(tmp_path: Path) -> None:
     assert account.spent == pytest.approx(epsilon_of(0.02, 1e-5))
     with pytest.raises(UserError, match="it is for single samples"):
         PrivacyAccount(tmp_path / "account.json", 2.0, 1e-5).pay("one", round_of(0.01))
+
+
+def test_models_beyond_memory_are_refused() -> None:
+    """A task with 10^9 clusters needs 240 GB, although both of its numbers agree."""
+    clusters = 10**9
+    model: dict[str, Any] = {
+        "model": "kmeans",
+        "parameters": clusters * FEATURES,
+        "model_options": {"clusters": clusters},
+    }
+    with (
+        patch("fedbudget.engines.remote.node_limits.memory_bytes", return_value=16e9),
+        pytest.raises(BeyondLimits, match="a node needs at least 240 GB"),
+    ):
+        Worker(node_data(1)).accept(Welcome("run", replace(task(), **model), (0,)))

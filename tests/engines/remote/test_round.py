@@ -10,15 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbudget.engines.engine import SecondAnswers
 from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import Answer, MaskedAnswer, MemberAnswer
 from fedbudget.engines.remote.round import FAILURES, CollectedRound, NextStep, PendingRound
 from fedbudget.evaluation.metrics import Tally
-from fedbudget.protocol.state import updated
+from fedbudget.frozen import updated
+from fedbudget.protocol.messages import SampleNormRound
 from fedbudget.protocol.sums import Sums
 from fedbudget.resources.resource import Reading, Usage
 from support.hand_made import FIRST, ONE, make, report, train_report
 from support.methods import bits
+from support.private import aggregator as private_aggregator
+from support.private import sample_aggregator
 from support.usage import node_costs
 
 BROADCAST = replace(FIRST, round=5)
@@ -153,11 +157,95 @@ def test_unexpected_reports_are_not_counted() -> None:
 def test_replaced_node_missed_nothing() -> None:
     ours, fleet = pending(*NAMES), members()
     ours.fail("b", "going down")
-    ours.forget("b")
+    ours.replace("b", "d")
     ours.receive("a", answer("a"))
     ours.receive("c", answer("c"))
     assert ours.close(fleet, {}).missed == ()
     assert ours.failures == {}
+
+
+class TestSecondAnswers:
+    """A restarted node has new noise: its second answer to a round is paid for."""
+
+    def restarted(self, *paid: bool) -> tuple[PendingRound[str], list[bool]]:
+        """A round in which a and b were asked and have left; `paid` are the replies."""
+        replies = list(paid)
+        ours: PendingRound[str] = PendingRound(
+            BROADCAST, 2, 10.0, 20.0, pay_again=lambda: replies.pop(0)
+        )
+        for name in ("a", "b"):
+            assert ours.can_ask(name, "first")
+            ours.ask(name, "first")
+            ours.withdraw(name)
+        return ours, replies
+
+    def test_same_process_pays_nothing(self) -> None:
+        ours, replies = self.restarted(True)
+        assert ours.can_ask("a", "first")
+        assert replies == [True]
+
+    def test_new_process_pays_once(self) -> None:
+        ours, replies = self.restarted(True, True)
+        assert ours.can_ask("a", "second")
+        assert ours.can_ask("a", "second")
+        ours.ask("a", "second")
+        assert len(replies) == 1
+        ours.withdraw("a")
+        assert ours.can_ask("a", "third")
+        assert replies == []
+
+    def test_one_payment_covers_all_nodes(self) -> None:
+        """Nodes have different samples, so the largest cost of one of them counts."""
+        ours, replies = self.restarted(True)
+        for name in ("a", "b"):
+            assert ours.can_ask(name, "second")
+            ours.ask(name, "second")
+        assert replies == []
+
+    def test_unknown_process_counts_as_new(self) -> None:
+        ours, replies = self.restarted(True)
+        assert ours.can_ask("a", "")
+        assert replies == []
+
+    def test_refusal_reveals_nothing(self) -> None:
+        ours, replies = self.restarted(True)
+        ours.fail("a", "it has no memory", silent=True)
+        assert ours.can_ask("a", "second")
+        assert replies == [True]
+
+    def test_unpaid_node_is_not_asked(self) -> None:
+        ours, _ = self.restarted(False)
+        assert not ours.can_ask("a", "second")
+
+    def test_payment_follows_replaced_node(self) -> None:
+        ours, replies = self.restarted(True)
+        ours.replace("a", "c")
+        assert ours.can_ask("c", "")
+        assert replies == []
+
+    def test_run_is_charged_for_them(self) -> None:
+        """The budget is kept: the last answer that would exceed it is not requested."""
+        run = sample_aggregator({"time": 1e3, "privacy": 4.0})
+        paid: list[float] = []
+        broadcast = run.start()
+        assert isinstance(broadcast, SampleNormRound)
+        second = SecondAnswers(run, broadcast, lambda number, rho: paid.append(rho))
+        possible = 0
+        while second.pay():
+            possible += 1
+        assert paid == [broadcast.rho] * possible == [broadcast.rho] * second.count
+        total = float(run.ledger.budget.array[1])
+        assert possible == int(total / broadcast.rho) - 1 > 0
+        before = run.ledger.spent[1]
+        run.charge(second.costs)
+        assert run.ledger.spent[1] - before == pytest.approx(possible * broadcast.rho)
+
+    def test_noise_of_aggregator_is_free(self) -> None:
+        """If the aggregator adds the noise, a second answer of a node reveals nothing."""
+        run = private_aggregator({"time": 1e3, "privacy": 4.0}, 5, 5)
+        second = SecondAnswers(run, run.start(), lambda number, rho: pytest.fail("paid"))
+        assert second.pay()
+        assert second.count == 0
 
 
 class TestClose:
@@ -315,7 +403,7 @@ def test_no_node_counts_twice(actions: list[tuple[str, str]]) -> None:
         elif action == "withdraw":
             ours.withdraw(name)
         elif action == "forget" and name not in ours.answers:
-            ours.forget(name)
+            ours.replace(name, "another")
         assert not ours.awaited & ours.answers.keys()
         assert ours.awaited <= ours.asked
     collected = ours.close(fleet, {})

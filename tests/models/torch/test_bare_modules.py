@@ -55,13 +55,17 @@ class TestTrain:
             torch.manual_seed(3)
             module = Digits()
         bare, wrapped = (
-            fedbudget.train(model=model, dataset="digits", budget="time=1s")
+            fedbudget.train(
+                model=model, dataset="digits", budget="time=1s", costs="simulated"
+            )
             for model in (module, TorchModel(module))
         )
         assert bare.w.tobytes() == wrapped.w.tobytes()
         assert bare.accuracy == wrapped.accuracy
         by_factory, by_class = (
-            fedbudget.train(model=model, dataset="digits", budget="time=1s", seed=4)
+            fedbudget.train(
+                model=model, dataset="digits", budget="time=1s", costs="simulated", seed=4
+            )
             for model in (TorchModel(Digits), Digits)
         )
         assert by_factory.w.tobytes() == by_class.w.tobytes() != bare.w.tobytes()
@@ -73,6 +77,7 @@ class TestTrain:
             shards=[(X, classes)],
             test=(X, classes),
             budget="time=0.5s",
+            costs="simulated",
             validation=0,
         )
         module = TorchModel(network()).trained(result.w)
@@ -87,7 +92,12 @@ class TestTrain:
         y = X[:, 0] - 0.5 * X[:, 1]
         module = nn.Sequential(nn.Linear(5, 1))
         result = fedbudget.train(
-            model=module, shards=[(X, y)], test=(X, y), budget="time=2s", validation=0
+            model=module,
+            shards=[(X, y)],
+            test=(X, y),
+            budget="time=2s",
+            costs="simulated",
+            validation=0,
         )
         with torch.no_grad():
             output = TorchModel(module).trained(result.w)(torch.from_numpy(X))[:, 0].numpy()
@@ -144,6 +154,7 @@ class TestFrozen:
         options: Any = {
             "dataset": "digits",
             "budget": "bytes=1GB",
+            "costs": "simulated",
             "nodes": 3,
             "rounds": 4,
             "method": "paper",
@@ -161,7 +172,9 @@ class TestFrozen:
             torch.manual_seed(0)
             layer = nn.Linear(64, 10)
             module = nn.Sequential(nn.Flatten(), WithAdapter(layer, rank=4))
-        result = fedbudget.train(model=module, dataset="digits", case=1, budget="time=5s")
+        result = fedbudget.train(
+            model=module, dataset="digits", case=1, budget="time=5s", costs="simulated"
+        )
         assert len(result.w) == 4 * (64 + 10)
         assert result.accuracy is not None
         assert result.accuracy > 0.7
@@ -201,6 +214,7 @@ def test_classes_keep_their_numbers(as_list: bool) -> None:
         shards=[shard],
         rounds=2,
         budget="time=1s",
+        costs="simulated",
     )
     assert seen == {1, 2}
 
@@ -208,7 +222,11 @@ def test_classes_keep_their_numbers(as_list: bool) -> None:
 def test_text_labels_are_encoded() -> None:
     x, y = np.eye(4, dtype=np.float32), np.array(["dry", "wet", "dry", "wet"])
     result = fedbudget.train(
-        model=nn.Linear(4, 2), shards=[(x, y)], test=(x, y), budget="time=2s"
+        model=nn.Linear(4, 2),
+        shards=[(x, y)],
+        test=(x, y),
+        budget="time=2s",
+        costs="simulated",
     )
     assert result.accuracy == 1
 
@@ -242,4 +260,6 @@ class TestRejected:
             target="real",
         )
         with pytest.raises(UserError, match="linear's loss has no gradient"):
-            fedbudget.train(model=model, shards=[(X, X[:, 0])], budget="time=1s")
+            fedbudget.train(
+                model=model, shards=[(X, X[:, 0])], budget="time=1s", costs="simulated"
+            )

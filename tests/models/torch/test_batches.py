@@ -68,7 +68,12 @@ class TestText:
         model = TorchModel(TextClassifier, collate=collate)
         shards = [texts(120, seed) for seed in range(3)]
         result = fedbudget.train(
-            model=model, shards=shards, test=texts(200, 9), budget="time=3s", batch_size=20
+            model=model,
+            shards=shards,
+            test=texts(200, 9),
+            budget="time=3s",
+            costs="simulated",
+            batch_size=20,
         )
         assert result.accuracy is not None
         assert result.accuracy > 0.95
@@ -102,7 +107,10 @@ class TestIntegers:
         x = np.random.default_rng(0).integers(0, 9, (40, 3))
         y = (x[:, 0] > 4).astype(np.int64)
         result = fedbudget.train(
-            model=module, shards=[(x[:20], y[:20]), (x[20:], y[20:])], budget="time=4s"
+            model=module,
+            shards=[(x[:20], y[:20]), (x[20:], y[20:])],
+            budget="time=4s",
+            costs="simulated",
         )
         module = TorchModel(module).trained(result.w)  # type: ignore[assignment]
         with torch.no_grad():
@@ -135,7 +143,9 @@ class TestIntegers:
         x = np.random.default_rng(0).integers(0, 9, (40, 3))
         y = (x[:, 0] > 4).astype(np.int64)
         whole, real = (
-            fedbudget.train(model="softmax", shards=[(each, y)], budget="time=1s")
+            fedbudget.train(
+                model="softmax", shards=[(each, y)], budget="time=1s", costs="simulated"
+            )
             for each in (x, x.astype(np.float32))
         )
         assert whole.w.tobytes() == real.w.tobytes()
@@ -186,6 +196,7 @@ class TestSeveralInputs:
             shards=[self.shard(kind)] * 2,
             test=self.shard(kind),
             budget="time=1s",
+            costs="simulated",
             batch_size=10,
         )
         with torch.no_grad():
@@ -199,7 +210,11 @@ class TestSeveralInputs:
         """Arrays of rows and the same samples one by one."""
         results = [
             fedbudget.train(
-                model=network(), shards=[shard, shard], budget="time=1s", batch_size=10
+                model=network(),
+                shards=[shard, shard],
+                budget="time=1s",
+                costs="simulated",
+                batch_size=10,
             ).w.tobytes()
             for shard in ((self.X, self.Y), list(zip(self.X, self.Y, strict=True)))
         ]
@@ -250,6 +265,7 @@ class TestDatasets:
                 nodes=3,
                 case=2,
                 budget="time=0.5s",
+                costs="simulated",
                 batch_size=5,
             )
             actual.append(result.w.tobytes())
@@ -283,6 +299,7 @@ class TestDatasets:
             nodes=3,
             case=2,
             budget="time=4s",
+            costs="simulated",
             validation=0,
         )
         assert result.accuracy is not None
@@ -330,12 +347,16 @@ class TestRefused:
     )
     def test_invalid_shards(self, shard: Any, message: str) -> None:
         with pytest.raises(UserError, match=message):
-            fedbudget.train(model=network(), shards=[shard], budget="time=1s")
+            fedbudget.train(
+                model=network(), shards=[shard], budget="time=1s", costs="simulated"
+            )
 
     def test_builtin_models_need_arrays(self) -> None:
         message = "only a PyTorch model accepts samples that are read one by one"
         with pytest.raises(UserError, match=message):
-            fedbudget.train(model="softmax", shards=[Noisy()], budget="time=1s")
+            fedbudget.train(
+                model="softmax", shards=[Noisy()], budget="time=1s", costs="simulated"
+            )
 
 
 class TestAutocast:
@@ -372,7 +393,10 @@ class TestAutocast:
             )
 
         result = fedbudget.train(
-            model=TorchModel(make, autocast=True), dataset="digits", budget="time=4s"
+            model=TorchModel(make, autocast=True),
+            dataset="digits",
+            budget="time=4s",
+            costs="simulated",
         )
         assert result.accuracy is not None
         assert result.accuracy > 0.8
@@ -391,7 +415,11 @@ def test_output_with_logits() -> None:
 
     plain, wrapped = nn.Linear(5, 3), Wrapped(5, 3)
     wrapped.load_state_dict(plain.state_dict())
-    data: Mapping[str, Any] = {"shards": [(table().x, table().y)], "budget": "time=0.5s"}
+    data: Mapping[str, Any] = {
+        "shards": [(table().x, table().y)],
+        "budget": "time=0.5s",
+        "costs": "simulated",
+    }
     assert (
         fedbudget.train(model=wrapped, **data).w.tobytes()
         == fedbudget.train(model=plain, **data).w.tobytes()

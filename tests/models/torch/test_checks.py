@@ -121,7 +121,13 @@ class TestTrain:
         trial round.
         """
         with pytest.raises(UserError, match=message) as error:
-            fedbudget.train(model=module, dataset="digits", budget="time=1s", **options)
+            fedbudget.train(
+                model=module,
+                dataset="digits",
+                budget="time=1s",
+                costs="simulated",
+                **options,
+            )
         assert len(str(error.value).splitlines()) == 1
 
     def test_class_of_one_sample(self) -> None:
@@ -139,6 +145,7 @@ class TestTrain:
                 model=network(),
                 shards=[(data.x, y)],
                 budget="time=1s",
+                costs="simulated",
                 batch_size=10,
                 callbacks=[lambda record: rounds.append(record.round)],
             )
@@ -154,6 +161,7 @@ class TestTrain:
                 shards=[(data.x, y)],
                 test=(data.x, y + 1),
                 budget="time=1s",
+                costs="simulated",
             )
 
     @pytest.mark.parametrize(
@@ -168,7 +176,12 @@ class TestTrain:
             rf"returns \({shape}\), but targets are \(20,\): return one output per target"
         )
         with pytest.raises(UserError, match=message):
-            fedbudget.train(model=module, shards=[(data.x, data.x[:, 0])], budget="time=1s")
+            fedbudget.train(
+                model=module,
+                shards=[(data.x, data.x[:, 0])],
+                budget="time=1s",
+                costs="simulated",
+            )
 
     def test_check_does_not_change_results(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The check draws no random numbers and changes no running statistics."""
@@ -183,7 +196,7 @@ class TestTrain:
                     nn.Linear(20, 10),
                 )
             return fedbudget.train(
-                model=module, dataset="digits", budget="time=1s"
+                model=module, dataset="digits", budget="time=1s", costs="simulated"
             ).w.tobytes()
 
         checked = run()

@@ -192,7 +192,12 @@ class TestAgainstCompiledModels:
             nn.init.zeros_(parameter)
         own, kernel = (
             fedbudget.train(
-                model=model, dataset="digits", case=2, budget="time=3s", step_size=0.05
+                model=model,
+                dataset="digits",
+                case=2,
+                budget="time=3s",
+                costs="simulated",
+                step_size=0.05,
             )
             for model in (TorchModel(start), "softmax")
         )

@@ -312,16 +312,26 @@ class TestRandomLayers:
         torch.manual_seed(5)
         before = torch.random.get_rng_state()
         first = fedbudget.train(
-            model=TorchModel(dropping), dataset="digits", case=2, budget="time=2s"
+            model=TorchModel(dropping),
+            dataset="digits",
+            case=2,
+            budget="time=2s",
+            costs="simulated",
         )
         assert torch.equal(torch.random.get_rng_state(), before)
         torch.manual_seed(6)
         again = fedbudget.train(
-            model=TorchModel(dropping), dataset="digits", case=2, budget="time=2s"
+            model=TorchModel(dropping),
+            dataset="digits",
+            case=2,
+            budget="time=2s",
+            costs="simulated",
         )
         np.testing.assert_array_equal(first.w, again.w)
         assert (first.loss, first.accuracy) == (again.loss, again.accuracy)
-        used = fedbudget.train(model=self.model, dataset="digits", case=2, budget="time=2s")
+        used = fedbudget.train(
+            model=self.model, dataset="digits", case=2, budget="time=2s", costs="simulated"
+        )
         np.testing.assert_array_equal(first.w, used.w)
 
 

@@ -130,7 +130,11 @@ class TestAveraged:
         message = "normalizes by mini-batches; one sample is too few: use a larger"
         with pytest.raises(UserError, match=message):
             fedbudget.train(
-                model=model, shards=[(table().x, table().y)], batch_size=1, budget="time=1s"
+                model=model,
+                shards=[(table().x, table().y)],
+                batch_size=1,
+                budget="time=1s",
+                costs="simulated",
             )
         many = table(samples=1001)
         assert np.isfinite(
@@ -234,6 +238,7 @@ class TestRuns:
             nodes=4,
             method="accelerated",
             budget="time=2s",
+            costs="simulated",
         )
         assert result.accuracy is not None
         assert result.accuracy > 0.7
@@ -243,7 +248,11 @@ class TestRuns:
         message = r"sends only gradients, but \w+ has running statistics: use group"
         with pytest.raises(UserError, match=message):
             fedbudget.train(
-                model=digits(), dataset="digits", method="asynchronous", budget="time=1s"
+                model=digits(),
+                dataset="digits",
+                method="asynchronous",
+                budget="time=1s",
+                costs="simulated",
             )
 
     def test_case_3_matches_one_node(self) -> None:
@@ -256,6 +265,7 @@ class TestRuns:
             "tau": 3,
             "step_size": 0.05,
             "budget": "time=1s",
+            "costs": "simulated",
         }
         one, many = (
             fedbudget.train(
@@ -290,6 +300,7 @@ def test_statistics_do_not_change_decisions(options: Any) -> None:
             model=model,
             shards=shards,
             budget="time=1h",
+            costs="simulated",
             rounds=10,
             validation=0,  # it reads the statistics
             **options,
@@ -321,6 +332,7 @@ def test_statistics_are_weighted_by_samples() -> None:
         rounds=1,
         batch_size="full",
         budget="time=1h",
+        costs="simulated",
     )
     hidden = [
         model.trained(w).get_submodule("0")(torch.from_numpy(x)).detach().numpy()
@@ -345,6 +357,7 @@ def test_resumed_run_keeps_statistics(tmp_path: Path) -> None:
         "update": "fedavgm",
         "batch_size": 10,
         "budget": "time=1h",
+        "costs": "simulated",
     }
     fedbudget.train(**options, **fixed, rounds=3, out=tmp_path / "run")
     longer = fedbudget.train(**options, resume=tmp_path / "run", rounds=7)

@@ -42,7 +42,12 @@ class TestFlatStart:
             layers += [nn.Linear(48, 48), nn.ReLU()]
         module = nn.Sequential(*layers, nn.Linear(48, 10))
         result = fedbudget.train(
-            model=module, dataset="digits", nodes=10, partition=partition, budget="time=10s"
+            model=module,
+            dataset="digits",
+            nodes=10,
+            partition=partition,
+            budget="time=10s",
+            costs="simulated",
         )
         assert result.loss < 0.7
 
@@ -173,7 +178,9 @@ class TestMetrics:
             lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
             metrics={"errors": errors},
         )
-        result = fedbudget.train(model=model, dataset="digits", budget="time=1s")
+        result = fedbudget.train(
+            model=model, dataset="digits", budget="time=1s", costs="simulated"
+        )
         assert result.accuracy is not None
         test_samples = 360
         assert result.metrics["errors"] == round(test_samples * (1 - result.accuracy))
@@ -186,7 +193,10 @@ class TestMetrics:
         make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))  # noqa: E731
         own, usual = (
             fedbudget.train(
-                model=TorchModel(make, metrics=metrics), dataset="digits", budget="time=1s"
+                model=TorchModel(make, metrics=metrics),
+                dataset="digits",
+                budget="time=1s",
+                costs="simulated",
             )
             for metrics in ({"accuracy": of_zeros}, None)
         )
@@ -260,6 +270,7 @@ class TestRuns:
             dataset="digits",
             case=2,
             budget="time=0.5s",
+            costs="simulated",
             step_size=0.05,
             method="paper",
             tau=5,

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.budget.budget import Budget
+from fedbudget.budget.budget import Budget, Costs, Ledger
 from fedbudget.budget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.budget.step_size import FixedStep
 from fedbudget.protocol.aggregator import Aggregator
@@ -510,6 +510,9 @@ def vector(*values: float) -> Float32:
     return np.array(values, np.float32)
 
 
+LEDGER = Ledger.open(Budget({"time": 1.0}), Costs(np.ones(1), np.zeros(1)))
+
+
 def result_of(broadcast: TrainRound, sums: Sums) -> RoundResult:
     """A round that does not move w."""
     w = broadcast.w
@@ -527,8 +530,7 @@ def result_of(broadcast: TrainRound, sums: Sums) -> RoundResult:
         quantize=None,
         statistics=0,
         last=False,
-        spent=0.0,
-        cost=1.0,
+        ledger=LEDGER,
         states={},
     )
 

@@ -31,7 +31,7 @@ from fedbudget.protocol.features.sample_privacy import (
     SamplePrivacy,
     SampleProgress,
     clamped_octaves,
-    first_clip,
+    clip_of,
     most_uses,
     noise_multiplier,
     plan_updates,
@@ -71,6 +71,12 @@ class NoNoise:
         self.asked.append((round_, node, update, size))
         self.inputs.append(inputs)
         return np.full(size, self.value)
+
+    def draw_integers(
+        self, round_: int, node: int, update: int, inputs: bytes, size: int, bits: int
+    ) -> Int64:
+        drawn = self.draw(round_, node, update, inputs, size)
+        return np.rint(drawn * 2.0**bits).astype(np.int64)
 
 
 def shards_of(sizes: list[int], seed: int = 0) -> Shards:
@@ -200,7 +206,34 @@ def test_lengths_are_a_noisy_sum() -> None:
         shards.table.x.astype(float), axis=1
     )  # at w = 0 the slope is 1
     exact = [np.log2(lengths[:6]).sum(), np.log2(lengths[6:]).sum()]
-    assert report.octaves == pytest.approx(np.array(exact) + 0.5 * 8 * 5.0, abs=1e-5)
+    assert report.octaves == pytest.approx(np.array(exact) + 0.5 * 8 * 5.0, abs=2e-4)
+
+
+@pytest.mark.parametrize("rho", [1e-4, 0.02, 3.0])
+def test_reported_norms_lie_on_grid(rho: float) -> None:
+    """The grid follows from ρ alone, so the lowest bits reveal nothing of the samples."""
+    step = 8 * noise_multiplier(rho, 1) / 2**20
+    request = replace(MEASURING, rho=rho)
+    for size in range(1, 9):
+        report = svm_fleet([size], None, SecretNodeNoise()).answer(request)
+        steps = report.numbers["octaves"][0] / step
+        assert steps == pytest.approx(round(steps), abs=1e-9 * abs(steps) + 1e-9)
+        assert round(steps) * step == report.numbers["octaves"][0]
+
+
+@pytest.mark.parametrize("rho", [1e-4, 0.02, 3.0])
+@pytest.mark.parametrize("length", [1e-9, 1e9])
+def test_sample_shifts_norms_by_sensitivity(rho: float, length: float) -> None:
+    """The most extreme sample costs ρ and no more, although octaves are rounded."""
+    shards = shards_of([1])
+    shards = replace(
+        shards, table=replace(shards.table, x=np.full((1, FEATURES), length, "f4"))
+    )
+    fleet = private_fleet(SquaredSvm(FEATURES), shards, None, NoNoise())
+    moved = fleet.answer(replace(MEASURING, rho=rho)).numbers["octaves"][0]
+    sigma = noise_multiplier(rho, 1) * 8
+    assert moved**2 / (2 * sigma**2) == pytest.approx(rho, rel=2e-4)
+    assert moved**2 / (2 * sigma**2) <= rho * (1 + 1e-12)
 
 
 def test_lengths_are_clamped_to_octaves() -> None:
@@ -437,7 +470,7 @@ def test_false_lengths_have_bounded_weight() -> None:
     """A node counts for no more than its samples."""
     for reported, octaves in ((1e300, 8.0), (-math.inf, 0.0), (math.nan, 0.0)):
         report = norm_report(np.array([10, 30]), np.array([reported, 30.0]))
-        assert math.log2(first_clip(report) / CLIP) == pytest.approx(
+        assert math.log2(clip_of(report.octaves, report.sizes) / CLIP) == pytest.approx(
             (octaves * 10 + 30) / 40
         )
 

@@ -9,22 +9,27 @@ import pytest
 
 import fedbudget
 from fedbudget.arrays import Float32, Int64
+from fedbudget.budget.budget import Budget, Costs, Ledger
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.models.builtin import LinearRegression
-from fedbudget.protocol.features.feature import report_layout
+from fedbudget.protocol.features.feature import RoundResult, report_layout
+from fedbudget.protocol.features.held_out import BLOCKS, HeldOut
 from fedbudget.protocol.features.validation import (
-    BLOCKS,
-    HeldOut,
+    OVERFITTED,
+    Best,
+    MeanOfW,
     Validation,
     ValidationCatchUp,
     ValidationPart,
+    ValidationState,
     held_out_rows,
     split,
 )
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import CatchUp, TrainRound
+from fedbudget.protocol.sums import Sums
 
 FEATURE = Validation(share=0.2)
 
@@ -50,7 +55,6 @@ class TestHeldOutRows:
     def test_parts_are_disjoint_and_complete(self) -> None:
         whole = shards(100, 20, 180)
         train, held_out = split(whole, 0.2, seed=3)
-        assert held_out is not None
         assert held_out.rows.tolist() == [20, 0, 36]
         for node in range(3):
             own = held_out.blocks.rows[
@@ -87,7 +91,7 @@ class TestHeldOutRows:
         whole = shards(20, 30)
         train, held_out = split(whole, 0.2, seed=0)
         assert train is whole
-        assert held_out is None
+        assert held_out.rows.tolist() == [0, 0]
 
 
 class TestBlocks:
@@ -96,8 +100,8 @@ class TestBlocks:
         w = np.array([0.5, -1.0, 0.0, 0.1][: model.parameters], np.float32)
         whole = shards(100, 180)
         _, held_out = split(whole, 0.2, seed=0)
-        assert held_out is not None
-        means = held_out.means(held_out.losses(model, w))
+        losses = held_out.losses(model, w)
+        means = held_out.compare(losses, np.zeros_like(losses))["loss"]
         rows = [held_out.blocks.rows[:20], held_out.blocks.rows[20:]]
         expected = model.losses(
             w[None], Shards.of(whole.table, rows), BatchIndices.whole(2)
@@ -107,7 +111,6 @@ class TestBlocks:
     def test_diverged_w_has_finite_loss(self) -> None:
         model = LinearRegression(3)
         _, held_out = split(shards(100), 0.2, seed=0)
-        assert held_out is not None
         for value in (np.nan, np.inf, 3e38):
             w = np.full(model.parameters, value, np.float32)
             assert np.isfinite(held_out.losses(model, w)).all()
@@ -117,7 +120,8 @@ class TestBlocks:
         held_out = HeldOut.of(shards(80), [np.arange(80)])
         values = np.random.default_rng(1).normal(size=BLOCKS)
         expected = values.var(ddof=1) / BLOCKS
-        assert held_out.variances(values)[0] == pytest.approx(expected)
+        figures = held_out.compare(values + 1, np.ones(BLOCKS))
+        assert figures["variance"][0] == pytest.approx(expected)
 
 
 def round_of(
@@ -131,7 +135,7 @@ def round_of(
         eta=0.01,
         effective=1,
         report=report_layout((FEATURE,), number == 1),
-        parts=(ValidationPart(best),),
+        parts=(ValidationPart(True, Best(best), number),),
         catch_up=catch_up,  # type: ignore[arg-type]
     )
 
@@ -163,14 +167,116 @@ class TestNodes:
         present.answer(round_of(first, 1, 0))
         expected = present.answer(round_of(second, 2, 1))
         w = np.array(first, np.float32)
-        missed = CatchUp(w, (ValidationCatchUp(1, w),))
+        caught_up = ValidationCatchUp(Best(1), w, MeanOfW(w, 1))
+        missed = CatchUp(w, (caught_up,))
         late = fleet().answer(round_of(second, 2, 1, catch_up=missed))
-        for name in ("validation", "validation_best", "validation_variance"):
+        for name in FEATURE.reported(first=False).numbers:
             assert late.numbers[name].tolist() == expected.numbers[name].tolist()
+
+    def test_mean_of_w_is_a_candidate(self) -> None:
+        """It has the loss of the mean of both w, as a node reports it for such a w."""
+        size = fleet().model.parameters
+        nodes = fleet()
+        nodes.answer(round_of([0.0] * size, 1, 0))
+        both = nodes.answer(round_of([0.5] * size, 2, 1))
+        halfway = fleet().answer(round_of([0.25] * size, 1, 0))
+        expected = halfway.numbers["validation"].tolist()
+        assert both.numbers["validation_mean"].tolist() == expected
+
+    def test_mean_is_followed_when_not_due(self) -> None:
+        size = fleet().model.parameters
+        every = fleet()
+        seldom = fleet()
+        for number, value in enumerate((0.0, 0.9, 0.3), start=1):
+            message = round_of([value] * size, number, 1)
+            last = every.answer(message)
+            part = ValidationPart(number != 2, Best(1), number)
+            late = seldom.answer(replace(message, parts=(part,)))
+        for name in ("validation_mean", "validation_best"):
+            assert late.numbers[name].tolist() == last.numbers[name].tolist()
+
+    def test_mean_starts_again(self) -> None:
+        size = fleet().model.parameters
+        nodes = fleet()
+        nodes.answer(round_of([0.0] * size, 1, 0))
+        message = round_of([0.5] * size, 2, 1)
+        part = ValidationPart(True, Best(1), 1)
+        report = nodes.answer(replace(message, parts=(part,)))
+        mean = report.numbers["validation_mean"].tolist()
+        assert mean == report.numbers["validation"].tolist()
 
     def test_weights_count_all_rows(self) -> None:
         report = fleet().answer(round_of([0.0] * fleet().model.parameters, 1, 0))
         assert report.sizes.tolist() == [100, 20, 180]
+
+
+LEDGER = Ledger.open(Budget({"time": 10.0}), Costs(np.ones(1), np.zeros(1)))
+
+
+def result_of(number: int, training: float | None, validation: float) -> RoundResult:
+    """A round of one node whose w^v has a validation loss of 1, with an error of 0.01."""
+    numbers = {
+        "data": 1.0,
+        "validated": 1.0,
+        "validation": validation,
+        "validation_mean": validation,
+        "validation_best": 1.0,
+        "validation_variance": 0.0001,
+        "validation_mean_variance": 0.0001,
+        "validation_cost": 0.0,
+    }
+    if training is not None:
+        numbers["losses"] = training
+    names = tuple(numbers)
+    row = np.array([list(numbers.values())])
+    sums = Sums(number, 1, (), np.zeros(1, np.int64), names, row, {})
+    w = np.zeros(1, np.float32)
+    return RoundResult(
+        round_of([0.0], number, 1),
+        sums,
+        start=w,
+        combined=w,
+        mean=w,
+        w=w,
+        slowdown=1.0,
+        recover=False,
+        capped=False,
+        times=None,
+        quantize=None,
+        statistics=0,
+        last=False,
+        ledger=LEDGER,
+        states={},
+    )
+
+
+class TestSecondStage:
+    """The first round has training and validation losses of 1."""
+
+    @staticmethod
+    def after(training: float | None, validation: float, rounds: int) -> ValidationState:
+        feature = Validation(second_stage=True)
+        state = feature.first(np.zeros(1, np.float32))
+        first = None if training is None else 1.0
+        state = feature.after(state, result_of(1, first, 1.0))
+        for number in range(2, rounds + 2):
+            state = feature.after(state, result_of(number, training, validation))
+        return state
+
+    def test_overfitting_begins_it(self) -> None:
+        assert not self.after(0.9, 1.1, OVERFITTED - 1).returns
+        assert self.after(0.9, 1.1, OVERFITTED).returns
+
+    def test_oscillation_does_not(self) -> None:
+        """Training and validation losses rise together."""
+        assert not self.after(1.1, 1.1, OVERFITTED + 3).returns
+
+    def test_noise_does_not(self) -> None:
+        """The validation loss rises by less than two standard errors."""
+        assert not self.after(0.9, 1.015, OVERFITTED + 3).returns
+
+    def test_unknown_training_loss_counts(self) -> None:
+        assert self.after(None, 1.1, OVERFITTED).returns
 
 
 def noisy_shards(nodes: int = 4, rows: int = 120) -> list[tuple[Float32, Int64]]:
@@ -189,7 +295,9 @@ class TestRuns:
     def test_best_validated_w_is_returned(self) -> None:
         """The returned w has the lowest validation loss, computed here by hand."""
         shards_of_nodes = noisy_shards()
-        result = fedbudget.train(shards=shards_of_nodes, model="softmax", budget="time=10s")
+        result = fedbudget.train(
+            shards=shards_of_nodes, model="softmax", budget="time=10s", costs="simulated"
+        )
         known = [each.validation for each in result.rounds if each.validation is not None]
         assert result.validation_loss == pytest.approx(min(known), rel=1e-6)
         assert min(known) < known[-1]
@@ -199,14 +307,18 @@ class TestRuns:
         rows = np.split(np.arange(480), 4)
         share = 0.3  # 480 rows
         _, held_out = split(Shards.of(Table(x, y.astype(np.float32)), rows), share, seed=0)
-        assert held_out is not None
         chosen = held_out.blocks.rows
         scores = result.model.predict_proba(x[chosen])
         by_hand = -np.log(scores[np.arange(len(chosen)), y[chosen]]).mean()
         assert result.validation_loss == pytest.approx(by_hand, rel=1e-4)
 
     def test_run_ends_when_validation_stalls(self) -> None:
-        options = {"shards": noisy_shards(), "model": "softmax", "budget": "time=100s"}
+        options = {
+            "shards": noisy_shards(),
+            "model": "softmax",
+            "budget": "time=100s",
+            "costs": "simulated",
+        }
         early = fedbudget.train(**options)  # type: ignore[arg-type]
         assert early.stopped_by == "validation"
         assert early.spent["time"] < 50
@@ -217,7 +329,10 @@ class TestRuns:
     def test_more_budget_is_not_worse(self) -> None:
         losses = [
             fedbudget.train(
-                shards=noisy_shards(), model="softmax", budget=f"time={seconds}s"
+                shards=noisy_shards(),
+                model="softmax",
+                budget=f"time={seconds}s",
+                costs="simulated",
             ).validation_loss
             for seconds in (5, 20, 80)
         ]
@@ -232,7 +347,11 @@ class TestRuns:
         for number, (x, y) in enumerate(noisy_shards()):
             np.savez(data / f"{number}.npz", x=x, y=y)
         first = fedbudget.train(
-            dataset=str(data), test_share=0.0, budget="time=100s", out=out
+            dataset=str(data),
+            test_share=0.0,
+            budget="time=100s",
+            costs="simulated",
+            out=out,
         )
         assert first.stopped_by == "validation"
         more = fedbudget.train(resume=out, budget="time=+20s")
@@ -242,24 +361,35 @@ class TestRuns:
         assert more.validation_loss <= first.validation_loss
 
     def test_validation_costs_budget(self) -> None:
-        """A round with validation costs m / (3 · mini-batch) updates more."""
+        """A round with validation costs 2m / (3 · mini-batch) updates more."""
         options = {
             "shards": noisy_shards(),
             "model": "softmax",
             "budget": "time=10s",
+            "costs": "simulated",
             "tau": 5,
             "batch_size": 20,
         }
         plain = fedbudget.train(**options, validation=0)  # type: ignore[arg-type]
         checked = fedbudget.train(**options)  # type: ignore[arg-type]
-        before = plain.rounds[1]
-        after = checked.rounds[1]
-        extra = after.b["time"] - before.b["time"]
-        assert extra == pytest.approx(36 / (3 * 20) * after.c["time"])
+        common = min(len(plain.rounds), len(checked.rounds)) - 2
+        extra = [
+            after.b["time"] - before.b["time"]
+            for before, after in zip(
+                plain.rounds[1:common], checked.rounds[1:common], strict=True
+            )
+        ]
+        first = next(number for number, cost in enumerate(extra) if cost)
+        update = checked.rounds[1 + first].c["time"]
+        assert extra[first] == pytest.approx(2 * 36 / (3 * 20) * update)
 
     def test_until_loss_uses_validation(self) -> None:
         result = fedbudget.train(
-            shards=noisy_shards(), model="softmax", budget="time=20s", until="loss=0.6"
+            shards=noisy_shards(),
+            model="softmax",
+            budget="time=20s",
+            costs="simulated",
+            until="loss=0.6",
         )
         assert result.stopped_by == "target"
         assert result.rounds[-1].validation is not None
@@ -267,7 +397,11 @@ class TestRuns:
 
     def test_half_of_nodes_absent(self) -> None:
         result = fedbudget.train(
-            shards=noisy_shards(8), model="softmax", budget="time=10s", participation=0.5
+            shards=noisy_shards(8),
+            model="softmax",
+            budget="time=10s",
+            costs="simulated",
+            participation=0.5,
         )
         assert result.validation_loss is not None
         assert result.validation_start is not None

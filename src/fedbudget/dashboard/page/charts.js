@@ -1,19 +1,27 @@
-// The charts of the page and the report, drawn by plotly.js from columns.
+// The charts of the page and the report, drawn by plot.js from columns.
 //
 // A chart is a function from columns and an x axis to traces and a layout. Every difference in colour is also a
 // difference in the shape of a marker or in the dashes of a line.
 
+import { fraction, percent } from "./dom.js";
+import { clear, plot, short } from "./plot.js";
 import { colours } from "./theme.js";
 
 export const REASONS = {
   "start": { symbol: "circle-open", colour: "c5" },
   "minimum of G": { symbol: "circle", colour: "c1" },
+  "aggregation cost": { symbol: "circle", colour: "c1" },
   "search limit": { symbol: "triangle-up", colour: "c2" },
+  "round limit": { symbol: "triangle-up", colour: "c3" },
   "budget": { symbol: "square", colour: "c4" },
+  "remaining rounds": { symbol: "triangle-down", colour: "c2" },
+  "rest of the budget": { symbol: "hexagon", colour: "c4" },
+  "privacy plan": { symbol: "circle", colour: "c3" },
+  "update norms": { symbol: "circle-open", colour: "c4" },
   "fixed": { symbol: "diamond", colour: "c1" },
   "recovery": { symbol: "x", colour: "c2" },
 };
-const OWN_REASONS = ["star", "hexagon", "cross", "triangle-down"]; // in turn, for reasons of custom controllers
+const OWN_REASONS = ["star", "cross", "square", "diamond"]; // in turn, for reasons of custom controllers
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 const COLOURS = ["c1", "c2", "c3", "c4", "c5"];
 const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "x", "star"];
@@ -33,24 +41,32 @@ export function xOf(columns, key) {
   return columns.spent[key] || columns.round;
 }
 
-// Escapes text of a run's files: Plotly interprets some HTML, and values between braces.
-function plain(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("%{", "%&#123;");
-}
+const shown = (name, text) => (name ? `${name}: ${text}` : text);
 
 function line(columns, key, y, name, colour, dash, more = {}) {
-  const shown = { type: "scatter", mode: "lines", hovertemplate: "%{y:.4g}", line: { color: colour, width: 2, dash } };
-  return { ...shown, x: xOf(columns, key), y, name, customdata: columns.round, ...more };
+  const look = { mode: "lines", line: { color: colour, width: 2, dash }, tip: (at, value) => shown(name, short(value)) };
+  return { ...look, x: xOf(columns, key), y, name, rounds: columns.round, ...more };
 }
 
-export function loss(columns, key) {
+// A log axis, if the values need one: they are positive and differ by a factor of ten.
+export function needsLog(values) {
+  const known = values.filter((value) => value !== null);
+  return known.length > 0 && known.every((value) => value > 0) && known.reduce((most, value) => Math.max(most, value)) > 10 * known.reduce((least, value) => Math.min(least, value));
+}
+
+export function loss(columns, key, axis = "auto") {
   const c = colours();
+  const log = axis === "auto" ? needsLog([...columns.loss, ...columns.best_loss, ...columns.validation]) : axis === "log";
+  const validated = columns.validation.some((value) => value !== null);
+  // Not every round validates.
+  const validation = (y, name, dash) => line(columns, key, y, name, c.c3, dash, { connectgaps: true });
   return {
     traces: [
-      line(columns, key, columns.loss, "latest parameters", c.c1, "solid"),
-      line(columns, key, columns.best_loss, "best parameters so far", c.c2, "dash"),
+      line(columns, key, columns.loss, "training, latest parameters", c.c1, "solid"),
+      line(columns, key, columns.best_loss, "training, best parameters so far", c.c2, "dash"),
+      ...(validated ? [validation(columns.validation, "validation", "dot"), validation(columns.validation_best, "validation, lowest so far", "solid")] : []),
     ],
-    layout: { showlegend: true },
+    layout: { showlegend: true, yaxis: { type: log ? "log" : "linear" } },
   };
 }
 
@@ -68,11 +84,11 @@ export function accuracy(columns, key) {
   const x = xOf(columns, key);
   return {
     traces: kept.length === 0 ? [] : [{
-      type: "scatter", mode: "lines+markers", x: kept.map((at) => x[at]), y: kept.map((at) => values[at]),
-      customdata: kept.map((at) => columns.round[at]), name: real ? "RMSE" : "accuracy", hovertemplate: real ? "%{y:.4g}" : "%{y:.2%}",
-      line: { color: c.c3, width: 2 }, marker: { size: 5 },
+      mode: "lines+markers", x: kept.map((at) => x[at]), y: kept.map((at) => values[at]), rounds: kept.map((at) => columns.round[at]),
+      name: real ? "RMSE" : "accuracy", tip: (at, value) => (real ? short(value) : fraction(value)),
+      line: { color: c.c3, width: 2 }, marker: { size: 5, color: c.c3 },
     }],
-    layout: { yaxis: real ? {} : { tickformat: ".0%" } },
+    layout: {},
     empty: "this model or data has no accuracy",
   };
 }
@@ -82,17 +98,15 @@ export function chosen(columns, key) {
   const x = xOf(columns, key);
   const made = columns.tau.map((tau, at) => at).filter((at) => columns.tau[at] > 0);
   const traces = [{
-    type: "scatter", mode: "lines", x: made.map((at) => x[at]), y: made.map((at) => columns.tau[at]),
-    customdata: made.map((at) => columns.round[at]), line: { color: c.c5, width: 1, shape: "hv" }, hoverinfo: "skip", showlegend: false,
+    mode: "lines", x: made.map((at) => x[at]), y: made.map((at) => columns.tau[at]), line: { color: c.c5, width: 1, shape: "hv" }, showlegend: false,
   }];
   const present = new Set(made.map((at) => columns.reason[at]));
   const own = [...present].filter((reason) => !Object.hasOwn(REASONS, reason)).map((reason, at) => [reason, { symbol: OWN_REASONS[at % OWN_REASONS.length], colour: "c3" }]);
   for (const [reason, { symbol, colour }] of [...Object.entries(REASONS).filter(([reason]) => present.has(reason)), ...own]) {
     const those = made.filter((at) => columns.reason[at] === reason);
     traces.push({
-      type: "scatter", mode: "markers", name: plain(reason), x: those.map((at) => x[at]), y: those.map((at) => columns.tau[at]),
-      customdata: those.map((at) => columns.round[at]), marker: { symbol, color: c[colour], size: those.length > 400 ? 5 : 7 },
-      meta: plain(reason), hovertemplate: "τ = %{y}, %{meta}<extra></extra>",
+      mode: "markers", name: reason, x: those.map((at) => x[at]), y: those.map((at) => columns.tau[at]), rounds: those.map((at) => columns.round[at]),
+      marker: { symbol, color: c[colour], size: those.length > 400 ? 5 : 7 }, tip: (at, tau) => `τ = ${tau}, ${reason}`,
     });
   }
   return { traces, layout: { showlegend: true, yaxis: { rangemode: "tozero" } } };
@@ -103,11 +117,8 @@ export function shares(columns, key, resources) {
   return {
     traces: resources.map((resource, at) =>
       line(columns, key, (columns.spent[resource.name] || []).map((spent) => spent / resource.limit), resource.name,
-        c[COLOURS[at % COLOURS.length]], DASHES[at % DASHES.length], { hovertemplate: "%{y:.1%}" })),
-    layout: {
-      showlegend: true, yaxis: { tickformat: ".0%", rangemode: "tozero" },
-      shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: c.c5, dash: "dot", width: 1 } }],
-    },
+        c[COLOURS[at % COLOURS.length]], DASHES[at % DASHES.length], { tip: (x, share) => `${resource.name}: ${percent(share)}` })),
+    layout: { showlegend: true, yaxis: { format: (share) => `${Math.round(100 * share)}%`, rangemode: "tozero", include: [1] }, lines: [1] },
   };
 }
 
@@ -116,41 +127,63 @@ export function single(columns, key, y, colour) {
   const known = y.some((value) => value !== null);
   return {
     traces: known ? [line(columns, key, y, "", colours()[colour], "solid", { line: { color: colours()[colour], width: 1.5 } })] : [],
-    layout: { margin: { l: 48, r: 8, t: 6, b: 26 }, yaxis: { rangemode: "tozero", nticks: 4 }, xaxis: { nticks: 4, title: { text: "" } } },
+    layout: { yaxis: { rangemode: "tozero" }, xaxis: { title: "" } },
     empty: "not estimated",
   };
 }
 
+// What the controller minimised, against τ: the bound G, or the budget that an effective update costs.
 export function curve(choice) {
   const c = colours();
+  const costs = choice.quantity !== "G(τ)";
+  const finite = choice.curve.filter((value) => value !== null && value > 0);
+  const low = Math.min(...finite), high = Math.max(...finite);
+  const values = costs ? choice.curve.map((value) => value / low) : choice.curve;
   const at = (tau) => choice.candidates.indexOf(tau);
   const mark = (tau, name, symbol, colour, size) => at(tau) < 0 ? [] : [{
-    type: "scatter", mode: "markers", x: [tau], y: [choice.G[at(tau)]], name,
-    marker: { symbol, size, color: c[colour], line: { width: 2, color: c[colour] } }, hovertemplate: `${name}: τ = ${tau}<extra></extra>`,
+    mode: "markers", x: [tau], y: [values[at(tau)]], name, marker: { symbol, size, color: c[colour] }, tip: () => `${name}: τ = ${tau}`,
   }];
-  const finite = choice.G.filter((value) => value !== null && value > 0);
-  const low = Math.min(...finite), high = Math.max(...finite);
   // G soon becomes very large; show the part around its minimum and around the chosen τ.
-  const top = Math.max(Math.min(high, 300 * low), choice.G[at(choice.record.tau)] ?? 0);
-  const upright = high / low > 20
-    ? { type: "log", range: [Math.log10(low) - 0.2, Math.log10(top) + 0.1], dtick: 1, exponentformat: "power" } : { nticks: 5 };
+  const top = Math.max(Math.min(high, 300 * low), choice.curve[at(choice.record.tau)] ?? 0);
+  let upright = costs ? { rangemode: "tozero" } : {};
+  if (!costs && high / low > 20) upright = { type: "log", range: [low / 1.6, 1.25 * top] };
   const last = choice.candidates[choice.candidates.length - 1];
-  const ticks = [1, 10, 100, 1000, 10000].flatMap((ten) => [ten, 2 * ten, 5 * ten]).filter((tau) => tau <= last);
   return {
     traces: finite.length === 0 ? [] : [
-      { type: "scatter", mode: "lines", x: choice.candidates, y: choice.G, name: "G(τ)", line: { color: c.c1, width: 2 }, hovertemplate: "τ = %{x}: %{y:.4g}<extra></extra>" },
-      ...mark(choice.minimum, "smallest G", "circle-open", "c3", 13),
+      { mode: "lines", x: choice.candidates, y: values, name: costs ? `${choice.quantity}, relative to the smallest` : choice.quantity, line: { color: c.c1, width: 2 }, tip: (tau, value) => `τ = ${tau}: ${short(value)}` },
+      ...mark(choice.minimum, "smallest", "circle-open", "c3", 13),
       ...mark(choice.record.tau, "chosen τ", "diamond", "c2", 10),
     ],
-    layout: {
-      showlegend: true, yaxis: upright,
-      xaxis: { title: { text: "local updates per round (τ)", standoff: 6, font: { size: 12 } }, ...(last > 30 ? { type: "log", tickvals: ticks } : {}) },
-    },
-    empty: "G was not evaluated in this round",
+    layout: { showlegend: true, yaxis: upright, xaxis: { title: "local updates per round (τ)", ...(last > 30 ? { type: "log" } : {}) } },
+    empty: choice.record.round === 1 ? "round 1 was chosen from a trial round, which is not recorded" : `${choice.record.reason}: no curve`,
   };
 }
 
 // Several runs in one chart; each has its own colour, dashes and markers.
+const MOST_SITES = 40;
+
+// The figures of each site with one standard error, the least gain first.
+export function sites(report) {
+  const c = colours();
+  const gain = ([, site]) => site.gain?.value ?? 0;
+  const entries = Object.entries(report).sort((one, other) => gain(one) - gain(other));
+  const half = MOST_SITES / 2;
+  const listed = entries.length > MOST_SITES ? [...entries.slice(0, half), ...entries.slice(-half)] : entries;
+  const models = [["trivial", "trivial", c.muted], ["alone", "alone", c.c3], ["shared", "global", c.c1], ["personal", "personal", c.c2]];
+  const traces = models.map(([key, name, color]) => {
+    const known = listed.filter(([, site]) => site[key]);
+    return {
+      name, mode: "markers", x: known.map(([site]) => site), y: known.map(([, site]) => site[key].value), marker: { color, size: 8 },
+      error: known.map(([, site]) => site[key].error),
+    };
+  }).filter((trace) => trace.x.length);
+  const metric = entries.length ? entries[0][1].metric : "";
+  return {
+    traces, empty: "known when the run has ended",
+    layout: { showlegend: true, xaxis: { type: "category", title: metric } },
+  };
+}
+
 export function compared(runs, key, what) {
   const c = colours();
   return {
@@ -158,21 +191,21 @@ export function compared(runs, key, what) {
       const x = xOf(run.columns, key);
       const kept = run.columns[what].map((value, row) => row).filter((row) => run.columns[what][row] !== null);
       return {
-        type: "scatter", mode: "lines+markers", name: run.name, x: kept.map((row) => x[row]), y: kept.map((row) => run.columns[what][row]),
+        mode: "lines+markers", name: run.name, x: kept.map((row) => x[row]), y: kept.map((row) => run.columns[what][row]),
         line: { color: c[COLOURS[at % COLOURS.length]], dash: DASHES[at % DASHES.length], width: 2 },
-        marker: { symbol: SYMBOLS[at % SYMBOLS.length], size: 8, maxdisplayed: 14 },
-        hovertemplate: "%{y:.4g}",
+        marker: { symbol: SYMBOLS[at % SYMBOLS.length], size: 8, most: 14, color: c[COLOURS[at % COLOURS.length]] },
+        tip: (at, value) => `${run.name}: ${what === "accuracy" ? fraction(value) : short(value)}`,
       };
     }),
-    layout: { showlegend: true, xaxis: { rangemode: "tozero" }, yaxis: what === "accuracy" ? { tickformat: ".0%" } : {} },
+    layout: { showlegend: true, xaxis: { rangemode: "tozero" }, yaxis: what === "accuracy" ? {} : { type: what !== "tau" && needsLog(runs.flatMap((run) => run.columns[what])) ? "log" : "linear" } },
     empty: "nothing to compare",
   };
 }
 
 // Draws a chart, or shows why there is nothing to draw.
-export function draw(element, figure, { label = "", range = null, still = false } = {}) {
+export function draw(element, figure, { label = "", range = null, on = {} } = {}) {
   if (figure.traces.length === 0) {
-    Plotly.purge(element);
+    clear(element);
     element.classList.add("empty");
     element.textContent = figure.empty || "no data yet";
     return false;
@@ -181,29 +214,8 @@ export function draw(element, figure, { label = "", range = null, still = false 
     element.classList.remove("empty");
     element.textContent = "";
   }
-  const c = colours();
-  const axis = { gridcolor: c.grid, linecolor: c.line, zerolinecolor: c.line, automargin: true, tickfont: { size: 11 } };
   const own = figure.layout || {};
   const touch = matchMedia("(pointer: coarse)").matches;
-  const layout = {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "x", hoverdistance: -1,
-    font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif", color: c.text, size: 12 },
-    margin: { l: 52, r: 12, t: 8, b: 40 }, dragmode: touch || still ? false : "zoom",
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11.5 }, itemclick: false, itemdoubleclick: false },
-    hoverlabel: { bgcolor: c.card, bordercolor: c.line, font: { color: c.text } },
-    ...own,
-    xaxis: { ...axis, title: { text: label, standoff: 6, font: { size: 12 } }, fixedrange: touch || still, ...(range ? { range } : { autorange: true }), ...own.xaxis },
-    yaxis: { ...axis, fixedrange: true, ...own.yaxis },
-  };
-  Plotly.react(element, figure.traces, layout, { displayModeBar: false, responsive: true, doubleClick: false });
+  plot(element, figure.traces, { ...own, colours: colours(), touch, on, xaxis: { title: label, ...(range ? { range } : {}), ...own.xaxis } });
   return true;
-}
-
-// Position of a value of x in a drawn chart: left, top and height in pixels; null if it is not visible.
-export function position(element, x) {
-  const layout = element._fullLayout;
-  if (!layout || !layout.xaxis || x === null || x === undefined) return null;
-  const [low, high] = layout.xaxis.range;
-  if (x < low || x > high) return null;
-  return { left: layout.xaxis._offset + layout.xaxis.l2p(x), top: layout._size.t, height: layout._size.h };
 }

@@ -23,6 +23,11 @@ export function percent(value) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`;
 }
 
+// Accuracy with four decimals, as the command line shows it.
+export function fraction(value) {
+  return value === null || value === undefined ? "–" : value.toFixed(4);
+}
+
 export function clock(seconds) {
   const then = new Date(1000 * seconds);
   const time = then.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });

@@ -1,6 +1,6 @@
 // All runs of the folder, updated regularly; check boxes select runs to compare.
 
-import { clock, el, number, percent, state, table } from "./dom.js";
+import { clock, el, fraction, number, state, table } from "./dom.js";
 
 export function listView(picked) {
   const holder = el("div");
@@ -29,7 +29,7 @@ export function listView(picked) {
       onchange: () => { if (box.checked) picked.add(run.name); else picked.delete(run.name); pickable(); } });
     if (run.state === "unreadable") return [box, run.name, state(run.state), run.title, "", "", "", "", ""];
     return [
-      box, el("a", { href: `/run/${encodeURIComponent(run.name)}` }, run.name), state(run.state), run.title, number(run.loss), percent(run.accuracy), number(run.rounds),
+      box, el("a", { href: `/run/${encodeURIComponent(run.name)}` }, run.name), state(run.state), run.title, number(run.loss), fraction(run.accuracy), number(run.rounds),
       el("span", {}, ...run.spent.map((each) => el("div", { class: "whole" }, el("span", { class: "meter", "aria-hidden": "true" }, el("i", { style: `width: ${Math.min(100, 100 * each.share)}%` })), `${each.name} ${each.text}`))),
       el("span", { class: "whole" }, clock(run.began))];
   }

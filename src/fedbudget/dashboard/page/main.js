@@ -11,16 +11,6 @@ const EVERY = 2000; // milliseconds between two requests of a list
 const content = document.getElementById("content");
 let redraw = () => {};
 
-// Plotly is large and blocks the browser while it loads: load it after the figures are visible.
-function library() {
-  return new Promise((ready, failed) => {
-    const script = el("script", { src: "/plotly.js" });
-    script.addEventListener("load", ready);
-    script.addEventListener("error", () => failed(new Error("plotly.js could not be loaded")));
-    requestAnimationFrame(() => setTimeout(() => document.head.append(script))); // after the next frame
-  });
-}
-
 function where(...parts) {
   document.title = [...parts.filter((part) => typeof part === "string"), "fedbudget"].join(" · ");
   document.getElementById("where").replaceChildren(...parts.flatMap((part) => [" / ", part]).slice(1));
@@ -45,8 +35,6 @@ async function run(name) {
   const source = liveSource(name);
   const view = runView(source, await source.view());
   content.replaceChildren(view.page);
-  view.show();
-  await library();
   view.begin();
   redraw = view.redraw;
 }
@@ -54,7 +42,7 @@ async function run(name) {
 async function compare(names) {
   where(el("a", { href: "/" }, "Runs"), "Compare");
   const load = () => Promise.all(names.map(async (name) => ({ ...await liveSource(name).view(), link: `/run/${encodeURIComponent(name)}` })));
-  let [views] = await Promise.all([load(), library()]);
+  let views = await load();
   const view = compareView(views);
   content.replaceChildren(el("h1", {}, `${names.length} runs compared`), view.page);
   view.begin();

@@ -2,16 +2,18 @@
 //
 // The round in focus is the last one until the user selects another with the pointer, the slider or the arrow keys.
 
-import { ago, choose, clock, duration, el, number, percent, state, table } from "./dom.js";
+import { ago, choose, clock, duration, el, fraction, number, percent, state, table } from "./dom.js";
 import * as charts from "./charts.js";
+import { clear, position } from "./plot.js";
 
 const MANY = 2500; // rows in the page; beyond it, the page requests thinned rows
 const CALM = 1000; // milliseconds between two drawings of a live run
+const CLEARLY_OVER = 1.01; // share of a budget; the last round may exceed it by a little
 const LISTED = 12; // nodes shown at first
 
 export function runView(source, view, { headed = true, alone = true, open = false } = {}) {
   const at = {
-    key: view.resources[0].name, cost: view.resources[0].name, range: null, zoomed: null, focus: 0, follows: true,
+    key: view.resources[0].name, cost: view.resources[0].name, range: null, zoomed: null, focus: 0, follows: true, lossAxis: "auto",
     label() { return charts.axes(view.resources).find(([key]) => key === this.key)[1]; },
   };
   const page = el("article", { class: "run" });
@@ -30,7 +32,7 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     const line = el("div", { class: "here", hidden: true });
     const holder = el("div", { class: "plot-holder" }, element);
     const card = el("section", { class: `card ${kind}` }, el("header", {}, el(kind === "small" ? "h3" : "h2", {}, title), extra), holder, after);
-    const own = { element, line, make, shared, card, drawn: false, bound: false };
+    const own = { element, line, make, shared, card, drawn: false };
     plots.push(own);
     return card;
   }
@@ -53,30 +55,17 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     if (!each.element.isConnected) return;
     const figure = each.make(at.zoomed || view.columns);
     if (!figure) return;
-    each.drawn = charts.draw(each.element, figure, each.shared ? { label: at.label(), range: at.range || whole() } : { still: true });
-    if (!each.drawn) { each.bound = false; return; }
-    if (each.shared && !each.bound) bind(each);
-    if (each.shared) { each.element.append(each.line); mark(each); }
+    each.drawn = charts.draw(each.element, figure, each.shared ? { label: at.label(), range: at.range || whole(), on: { focus: focusOn, zoom } } : {});
+    if (each.drawn && each.shared) { each.element.append(each.line); mark(each); }
   }
   function whole() {
     const x = charts.xOf(view.columns, at.key);
     return [0, 1.02 * Math.max(x[x.length - 1] || 0, 1e-9)];
   }
-  function bind(each) {
-    each.bound = true;
-    each.element.removeAllListeners?.();
-    each.element.on("plotly_hover", (event) => focusOn(event.points[0].customdata));
-    each.element.on("plotly_click", (event) => focusOn(event.points[0].customdata));
-    each.element.on("plotly_doubleclick", () => zoom(null));
-    each.element.on("plotly_relayout", (change) => {
-      const low = change["xaxis.range[0]"], high = change["xaxis.range[1]"];
-      if (low !== undefined && high !== undefined) zoom([low, high]);
-    });
-  }
   function mark(each) {
     const columns = at.zoomed || view.columns;
     const row = nearest(columns.round, at.focus);
-    const place = row < 0 ? null : charts.position(each.element, between(columns, at.key, at.focus, row));
+    const place = row < 0 ? null : position(each.element, between(columns, at.key, at.focus, row));
     each.line.hidden = place === null;
     for (const [name, pixels] of Object.entries(place || {})) each.line.style[name] = `${pixels}px`;
   }
@@ -122,7 +111,7 @@ export function runView(source, view, { headed = true, alone = true, open = fals
   function tell() {
     const { record, spent } = choice;
     const what = record.tau > 0 ? `τ = ${record.tau}` : "no update";
-    const rest = [`loss ${number(record.loss)}`, record.accuracy === null ? null : `accuracy ${percent(record.accuracy)}`,
+    const rest = [`loss ${number(record.loss)}`, record.accuracy === null ? null : `accuracy ${fraction(record.accuracy)}`,
       Object.entries(spent).map(([name, text]) => `${name} ${text}`).join(", "), choice.missed ? `${choice.missed} nodes missing` : null];
     const sentence = choice.sentence.replace(/^[a-z]/, (letter) => letter.toUpperCase()); // not τ, which would become a T
     words.replaceChildren(el("strong", {}, `Round ${record.round}: ${what}, ${record.reason}. `), `${sentence}. `,
@@ -142,11 +131,15 @@ export function runView(source, view, { headed = true, alone = true, open = fals
   // All charts.
   const small = (title, of, colour, name) => plot(title, (columns) => charts.single(columns, at.key, of(columns), colour), { kind: "small", name });
   const cost = view.resources.length < 2 ? null : choose("Costs of", view.resources.map(({ name }) => [name, name]), at.cost, (name) => { at.cost = name; queue(); });
+  const sites = () => view.summary?.site_report;
+  const personal = view.settings.personal === "True" || sites();
   const grid = el("div", { class: "charts" },
-    plot("Loss on the round's samples", (columns) => charts.loss(columns, at.key), { name: "loss" }),
+    plot("Loss on the round's samples, and on validation samples", (columns) => charts.loss(columns, at.key, at.lossAxis), {
+      name: "loss", extra: choose("Axis", [["auto", "auto"], ["log", "log"], ["linear", "linear"]], "auto", (axis) => { at.lossAxis = axis; queue(); }),
+    }),
     plot(`${charts.isReal(view.columns) ? "RMSE" : "Accuracy"} on test samples`, (columns) => charts.accuracy(columns, at.key), { name: "accuracy" }),
     plot("Local updates per round (τ), and the reason", (columns) => charts.chosen(columns, at.key), { kind: "half wide", name: "tau" }),
-    plot("G(τ) of the round in focus", () => choice && charts.curve(choice), {
+    plot("Why this τ, in the round in focus", () => choice && charts.curve(choice), {
       kind: "half side", shared: false, name: "G",
       after: el("div", {}, words, el("div", { class: "round-controls" }, previous, slider, next, latest)),
     }),
@@ -158,6 +151,7 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     small("η, step size", (columns) => columns.eta, "c4", "eta"),
     small("ĉ, cost of an update", (columns) => columns.c[at.cost] || [], "c1", "c"),
     small("b̂, cost of an aggregation", (columns) => columns.b[at.cost] || [], "c2", "b"),
+    personal ? plot("Sites: trivial, alone, global and personal model", () => charts.sites(sites() || {}), { kind: "half wide", shared: false, name: "sites" }) : null,
   );
   nodes.classList.remove("card");
   const bend = plots.find((each) => !each.shared);
@@ -177,8 +171,9 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     const tile = (name, text, note, label) => el("section", { class: "card", "data-tile": label }, el("h3", { class: "muted" }, name), el("div", { class: "figure" }, text), el("div", { class: "note" }, note));
     tiles.replaceChildren(
       tile("Loss", number(view.loss), view.columns.loss.length ? `from ${number(view.columns.loss[0])}` : "", "loss"),
+      ...(view.validation === null ? [] : [tile("Validation loss", number(view.validation), validationStart(view), "validation")]),
       ...(view.forecast ? [forecastTile(view.forecast, tile)] : []),
-      ...(view.accuracy === null ? [] : [tile("Accuracy", percent(view.accuracy), toBeat(view), "accuracy")]),
+      ...(view.accuracy === null ? [] : [tile("Accuracy", fraction(view.accuracy), toBeat(view), "accuracy")]),
       ...view.metrics.map((each) => tile(each.label, each.text, each.note, each.name)),
       tile("Rounds", number(view.rounds), view.summary ? `${view.summary.stopped_by === "interrupted" ? "interrupted" : `ended by ${view.summary.stopped_by}`}` : `last ${ago(view.written)}`, "rounds"),
       tile("Average τ", view.average_tau === null ? "–" : view.average_tau.toFixed(1), "local updates per aggregation", "tau"));
@@ -229,13 +224,18 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     show, // all but the charts
     begin() { begin(); follow(); },
     redraw: () => queue(),
-    end() { stop(); clearTimeout(timer); document.removeEventListener("keydown", keys); for (const each of plots) Plotly.purge(each.element); },
+    end() { stop(); clearTimeout(timer); document.removeEventListener("keydown", keys); for (const each of plots) clear(each.element); },
   };
 }
 
+function validationStart({ columns }) {
+  const first = columns.validation.find((value) => value !== null);
+  return first === undefined ? "" : `from ${number(first)}`;
+}
+
 // The forecast of the loss with its interval, or the reason why there is none.
-function forecastTile({ ended, chance, median, low, high, reason }, tile) {
-  const name = ended ? "Loss with 50 % more budget" : "Loss at the end";
+function forecastTile({ ended, chance, median, low, high, reason, validated }, tile) {
+  const name = `${validated ? "Validation loss" : "Loss"} ${ended ? "with 50 % more budget" : "at the end"}`;
   if (median === undefined) return tile(name, "–", `unknown: ${reason}`, "forecast");
   return tile(name, number(median), `${number(low)} to ${number(high)}, ${Math.round(100 * chance)} % interval`, "forecast");
 }
@@ -251,7 +251,7 @@ function gauge(given) {
   const share = Math.min(1, given.share);
   const until = given.until === null ? null : `at this pace until ${clock(given.until)} (${duration(Math.max(0, given.until - Date.now() / 1000))})`;
   const note = given.over ? `${given.over} over` : `${given.left} left`;
-  return el("section", { class: `card gauge${given.over ? " over" : ""}`, "data-gauge": given.name },
+  return el("section", { class: `card gauge${given.share > CLEARLY_OVER ? " over" : ""}`, "data-gauge": given.name },
     el("header", {}, el("h2", {}, given.name), el("span", { class: "amount" }, given.text)),
     el("div", { class: "track", role: "meter", "aria-label": `${given.name} spent`, "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": Math.round(100 * share), "aria-valuetext": given.text },
       el("div", { class: "filled", style: `width: ${(100 * share).toFixed(2)}%` })),
@@ -266,7 +266,7 @@ function nodesTable(status, view, open) {
   const remote = status.nodes.some((node) => node.last_seen !== null);
   const time = view.columns.c.time;
   const simulated = time && time.length ? time[time.length - 1] : null;
-  const cost = (seconds) => (seconds === null || seconds === undefined ? "–" : `${number(1000 * seconds, 3)} ms`);
+  const cost = (seconds) => (seconds === null || seconds === undefined ? "–" : 1000 * seconds < 0.001 ? "below 0.001 ms" : `${number(1000 * seconds, 3)} ms`);
   const shares = status.nodes.some((node) => node.updates);
   const idle = (share) => (share === null || share === undefined ? "–" : percent(share));
   const rows = status.nodes.map((node) => [
@@ -276,7 +276,8 @@ function nodesTable(status, view, open) {
   const headings = ["node", "#samples", "#per update", ...(shares ? ["#updates", "#idle", "#idle at equal τ"] : []), ...(remote ? ["#last seen", "#missed", ...(view.summary ? [] : ["now"])] : [])];
   const listed = el("div", { class: "scroll" }, table("", headings, rows.slice(0, LISTED)));
   const more = rows.length <= LISTED ? null : el("details", { open }, el("summary", {}, `${rows.length - LISTED} more`), el("div", { class: "scroll" }, table("", headings, rows.slice(LISTED))));
-  return el("div", {}, el("p", { class: "note" }, about, remote ? "" : " They are simulated; the cost of an update is that of the last round."), listed, more);
+  const without = view.excluded.length === 0 ? null : el("p", { class: "warning" }, `Losses do not count of: ${view.excluded.join(", ")}. They contradicted those of the other nodes.`);
+  return el("div", {}, without, el("p", { class: "note" }, about, remote ? "" : " They are simulated; the cost of an update is that of the last round."), listed, more);
 }
 
 // Appends rows after a round; returns their number.
@@ -312,5 +313,5 @@ function between(columns, key, round, row) {
 // The note below the accuracy, with the accuracy of always predicting the majority class.
 function toBeat(view) {
   const majority = view.summary?.to_beat?.accuracy;
-  return majority === undefined ? "on test samples" : `on test samples; majority class ${percent(majority)}`;
+  return majority === undefined ? "on test samples" : `on test samples; majority class ${fraction(majority)}`;
 }

@@ -41,7 +41,7 @@ from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.features.workload import Work
-from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.protocol.messages import Broadcast, PeerError, PersonalRound
 from fedbudget.resources.resource import Usage
 
 LOG = logging.getLogger("flwr")
@@ -195,6 +195,8 @@ class GridNodes(RemoteNodes):
 
     def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
         now = time.monotonic()
+        if isinstance(broadcast, PersonalRound):
+            self._stopped = False  # a target may have stopped the rounds before it
         if self.compressor.kind != "none":
             broadcast = replace(broadcast, compress=self.compressor.kind)
         self.mailbox.keeps_errors = True  # from now on an error of Flower ends the run
@@ -205,6 +207,7 @@ class GridNodes(RemoteNodes):
             end=now + terms.left - POLL,
             needs_reports=terms.needs_reports,
             resting=self.members.having(terms.resting),
+            pay_again=terms.pay_again,
         )
         self._ask(self._pending)
 
@@ -275,7 +278,7 @@ class GridNodes(RemoteNodes):
         life = max(LONG_LIFE, _DEADLINES_TO_LIVE * (pending.deadline - time.monotonic()))
         self.mailbox.send(contents, "train", life=life, round_=broadcast.round)
         for node in () if self.error else contents.keys() - self.mailbox.awaited():
-            self._fail(pending, node, "Flower did not accept the message")
+            self._fail(pending, node, "Flower did not accept the message", silent=True)
         # New nodes describe their data now and take part later.
         new = self.mailbox.online - self._partitions.keys()
         self._partitions |= dict.fromkeys(new)
@@ -311,10 +314,13 @@ class GridNodes(RemoteNodes):
         except PeerError as error:
             if isinstance(error, RefusedByNode) and error.lost:
                 member.forget()
-            self._fail(pending, node, str(error))
+            silent = isinstance(error, RefusedByNode)
+            self._fail(pending, node, str(error), silent=silent)
 
-    def _fail(self, pending: PendingRound[int], node: int, reason: str) -> None:
-        pending.fail(node, f"{self._name(node)}: {reason}")
+    def _fail(
+        self, pending: PendingRound[int], node: int, reason: str, *, silent: bool
+    ) -> None:
+        pending.fail(node, f"{self._name(node)}: {reason}", silent=silent)
         LOG.warning("round %d, %s", pending.broadcast.round, pending.failure)
 
     # Nodes that connect later.
@@ -351,7 +357,7 @@ class GridNodes(RemoteNodes):
                 sum(described.samples.sizes),
             )
             if pending is not None and former is not None:
-                pending.forget(former)
+                pending.replace(former, described.node)
 
     def _former(self, described: DescribedNode) -> int | None:
         """Number of a disconnected node that was the same node, if any."""

@@ -17,11 +17,11 @@ from fedbudget.engines.flower import records
 from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.messages import LONG_REASON, NodeRefusal, Ready, Welcome
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.engines.remote.worker import Worker
+from fedbudget.engines.remote.worker import NodeResult, Worker
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
 from fedbudget.protocol.features.feature import FleetState
-from fedbudget.protocol.messages import LocalError, LocalUpdates, PeerError
+from fedbudget.protocol.messages import LocalError, LocalUpdates, PeerError, PersonalRound
 
 PARTITION = "partition"
 """Entry of a hello: index of the node's part of the run's dataset."""
@@ -39,12 +39,20 @@ class NodeSetup:
       partition: index of its part of the run's dataset, if it has one.
       device: of PyTorch.
       model: its own model; None for a named model.
+      private: whether the run is private.
+      keep_figures: whether the figures of its personal model stay here.
+      batch_secret: hides the positions of mini-batches from the aggregator.
+      on_result: called with the result of the run, if the aggregator sends it.
     """
 
     data: NodeData
     partition: int | None = None
     device: str = "auto"
     model: Model | None = None
+    private: bool = False
+    keep_figures: bool = False
+    batch_secret: int | None = None
+    on_result: Callable[[NodeResult], None] = lambda result: None
 
 
 Setup = Callable[[Context], NodeSetup]
@@ -60,9 +68,17 @@ def reply(message: Message, context: Context, setup: Setup) -> Message:
         if kind != "query.describe":
             welcome = wire.read(records.frame(content, "welcome"))
         node = setup(context)
-        worker = Worker(node.data, device=node.device, model=node.model)
+        worker = Worker(
+            node.data,
+            device=node.device,
+            model=node.model,
+            keep_figures=node.keep_figures,
+            batch_secret=node.batch_secret,
+            on_result=node.on_result,
+        )
         if welcome is None:
-            answer = records.to_content(wire.pack(worker.hello(str(context.node_id))))
+            hello = worker.hello(str(context.node_id), private=node.private)
+            answer = records.to_content(wire.pack(hello))
             if node.partition is not None:
                 answer.config_records["hello"][PARTITION] = node.partition
         elif kind.startswith("query"):
@@ -96,7 +112,8 @@ def _train(
         worker.warm_up(request)
         _warm.add(welcome.run)
     answer = worker.answer(request)
-    remember(state, welcome, worker.memories(_ROUNDS))
+    if not isinstance(request.broadcast, PersonalRound):
+        remember(state, welcome, worker.memories(_ROUNDS))
     vectors = worker.encode(answer.report)
     return records.to_content(
         wire.pack_report(answer.report, answer.costs, vectors, answer.tallies)

@@ -3,7 +3,9 @@
 `AdmissionControl` checks names, tokens, certificates and connection rates before the first
 message is read. Answers to wrong tokens are delayed, longer each time. Delays apply to an
 address, and only to wrong tokens: a node behind the same address with a valid token is
-admitted at once.
+admitted at once, unless so many answers are delayed that the address is not
+listened to. A node that was dropped or did not fit twice has to wait before it returns,
+twice as long each time.
 
 `AuditLog` writes a line of JSON for each peer that came or went, with time, address and
 reason, into the run's folder. Events before the folder exists are kept in memory. Peers
@@ -26,7 +28,7 @@ from typing import Any
 
 import grpc
 
-from fedbudget.engines.grpc.credentials import peer_names
+from fedbudget.engines.grpc.credentials import peer_name
 from fedbudget.engines.grpc.stream import NAME, TOKEN
 from fedbudget.engines.grpc.tokens import TokenFile, Tokens, valid_name
 from fedbudget.engines.remote.members import OWN
@@ -42,6 +44,10 @@ _FIRST = 0.02
 _LONGEST = 5.0
 _FORGOTTEN = 60.0
 _WAITING = 50  # delayed answers to one address at a time
+# faults without a wait, longest wait in seconds, and seconds until they are forgotten
+_FREE_FAULTS = 2
+_LONGEST_BAN = 300.0
+_FAULTS_FORGOTTEN = 900.0
 _NAMES = 10_000  # remembered names and addresses, before old ones are forgotten
 
 _MOST_KEPT = 10_000  # audit lines in memory
@@ -78,6 +84,7 @@ class AdmissionControl:
         self._allowed = allowed
         self._connections: dict[str, deque[float]] = {}  # recent times by name
         self._wrong: dict[str, _WrongTokens] = {}  # by address
+        self._faults: dict[tuple[str, str], _Faults] = {}  # by name and address
 
     @property
     def tokens(self) -> Tokens:
@@ -100,8 +107,14 @@ class AdmissionControl:
             raise Refusal(
                 grpc.StatusCode.INVALID_ARGUMENT, "its name is not valid for a node"
             )
+        address = address_of(context.peer())
+        wrong = self._wrong.get(address)
+        if self.tokens.required and wrong is not None and wrong.waiting >= _WAITING:
+            raise Refusal(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wrong tokens from its address"
+            )
         if self.tokens.required and not self.tokens.allows(name, token):
-            wait = self._after_wrong_token(address_of(context.peer()))
+            wait = self._after_wrong_token(address)
             raise Refusal(
                 grpc.StatusCode.UNAUTHENTICATED, f"{name} has a wrong token or none", wait
             )
@@ -109,14 +122,37 @@ class AdmissionControl:
             raise Refusal(
                 grpc.StatusCode.PERMISSION_DENIED, f"{name} is not an allowed node"
             )
-        certified = peer_names(context.auth_context() or {})
-        if certified and name not in certified:
+        certified = peer_name(context.auth_context() or {})
+        if certified is not None and name != certified:
             raise Refusal(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"{name} is not a name in its certificate",
+                f"{name} is not the name in its certificate: {printable(certified)!r}",
             )
         self._limit_rate(name)
+        left = self._faults.get((name, address), _Faults()).until - time.monotonic()
+        if left > 0:
+            raise Refusal(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{name} was dropped or refused before; it may return in {left:.0f} s",
+            )
         return name, token
+
+    def count_fault(self, name: str, context: Any) -> None:
+        """Count that a node was dropped, or did not fit; it may have to wait."""
+        now = time.monotonic()
+        if len(self._faults) > _NAMES:
+            self._faults = {
+                key: each
+                for key, each in self._faults.items()
+                if now - each.last < _FAULTS_FORGOTTEN
+            }
+        faults = self._faults.setdefault((name, address_of(context.peer())), _Faults())
+        forgotten = now - faults.last > _FAULTS_FORGOTTEN
+        faults.count = 1 if forgotten else faults.count + 1
+        faults.last = now
+        if faults.count > _FREE_FAULTS:
+            ban = 2.0 ** min(30, faults.count - _FREE_FAULTS)
+            faults.until = now + min(_LONGEST_BAN, ban)
 
     def answered(self, address: str) -> None:
         """Count a delayed answer as sent."""
@@ -137,7 +173,7 @@ class AdmissionControl:
         recent.append(now)
 
     def _after_wrong_token(self, address: str) -> float:
-        """Seconds until the answer. The delay doubles; only a few answers are delayed."""
+        """Seconds until the answer. The delay doubles."""
         now = time.monotonic()
         if len(self._wrong) > _NAMES:
             self._wrong = {
@@ -149,8 +185,6 @@ class AdmissionControl:
         wrong.count = 1 if now - wrong.last > _FORGOTTEN else wrong.count + 1
         wrong.last = now
         wrong.waiting += 1
-        if wrong.waiting > _WAITING:
-            return 0.0
         return min(_LONGEST, _FIRST * 2.0 ** min(wrong.count, 30))
 
 
@@ -161,6 +195,15 @@ class _WrongTokens:
     count: int = 0
     last: float = 0.0
     waiting: int = 0
+
+
+@dataclass
+class _Faults:
+    """Of one node: how many, time of the last, and when the node may return."""
+
+    count: int = 0
+    last: float = 0.0
+    until: float = 0.0
 
 
 def address_of(peer: str) -> str:
@@ -194,6 +237,7 @@ class AuditLog:
     def open(self, folder: Path) -> None:
         """Write to this folder from now on."""
         self._path = folder / AUDIT
+        self._flush()
 
     def record(
         self,

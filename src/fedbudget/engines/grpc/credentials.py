@@ -66,14 +66,16 @@ def node_credentials(
     return grpc.ssl_channel_credentials(_read_certificates(ca), *own)
 
 
-def peer_names(auth_context: Mapping[str, Sequence[bytes]]) -> set[str]:
-    """Names in a peer's certificate; none without a certificate."""
-    names: set[str] = set()
+def peer_name(auth_context: Mapping[str, Sequence[bytes]]) -> str | None:
+    """The one name in a peer's certificate; None without a certificate.
+
+    It is the common name, or the only alternative name of a certificate without one. An
+    empty name is the name of no node.
+    """
     for key in ("x509_common_name", "x509_subject_alternative_name"):
-        names.update(
-            name.decode("utf-8", "replace") for name in auth_context.get(key) or ()
-        )
-    return names
+        if names := auth_context.get(key):
+            return names[0].decode("utf-8", "replace") if len(names) == 1 else ""
+    return None
 
 
 def _key_and_chain(cert: Path | None, key: Path | None) -> tuple[bytes, bytes]:
@@ -138,18 +140,20 @@ def require_privacy(address: str, *, encrypted: bool, insecure: bool) -> None:
       encrypted: TLS is used.
       insecure: the user accepts plain text.
     """
-    if (
-        encrypted
-        or insecure
-        or address.startswith(("unix:", "unix-abstract:"))
-        or _loopback(split_address(address)[0])
-    ):
+    if encrypted or insecure or is_local(address):
         return
     raise UserError(
         f"{address} is not on this machine, and without TLS anyone on the network path can "
         "read and change the messages; create certificates with fedbudget certs and pass "
         "--cert and --key to serve and --ca to join, or accept plain text with --insecure"
     )
+
+
+def is_local(address: str) -> bool:
+    """Whether an address is on this machine."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    return _loopback(split_address(address)[0])
 
 
 def split_address(address: str, *, port: int | None = DEFAULT_PORT) -> tuple[str, int]:

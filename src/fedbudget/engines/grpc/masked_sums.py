@@ -2,15 +2,20 @@
 
 A round takes one or more attempts:
 
-1. Every idle node receives its group with the broadcast, and sends shares before it trains.
+1. Every idle node receives the ring of all nodes and the broadcast, and sends shares before
+   it trains.
 2. When all shares have arrived, or the wait is over, the aggregator relays them.
 3. Nodes that have trained send their masked vectors.
-4. Nodes whose vectors are in the sum are asked for the shares that open it.
+4. Nodes whose vectors are in the sum receive the list of these nodes, and confirm it.
+5. They receive the confirmations of others, and send the shares that open the sum.
 
 A node that leaves, or stays silent for too long, is left out of the following steps. An
 attempt that lost too many nodes is abandoned, and another one begins with the nodes that
-are present. With fewer than three nodes, or fewer than the round needs, the aggregator
-waits until the round's end.
+are present. With fewer than three nodes, or fewer than the round or a node needs, the
+aggregator waits until the round's end.
+
+A node whose report is not finite abstains, and is not asked again in this round. If so many
+abstain that no sum is possible, the round counts as one without a finite report.
 
 Threads: everything runs in the event loop's thread. Only `MaskedSum.open` runs in an
 executor, because it takes a while for large models.
@@ -18,7 +23,6 @@ executor, because it takes a while for large models.
 
 import asyncio
 import hashlib
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,11 +39,14 @@ from fedbudget.engines.remote.messages import MaskedAnswer, MaskedReport
 from fedbudget.engines.remote.round import CollectedRound, NextStep
 from fedbudget.errors import WorkError
 from fedbudget.protocol.messages import Broadcast, PeerError, Private
-from fedbudget.secure.contents import Contents, PrivateContents
+from fedbudget.resources.resource import Usage
+from fedbudget.secure.contents import Contents, PrivateContents, nothing_finite, scale_of
 from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.secure.identity import Trust, UntrustedKey
-from fedbudget.secure.masked_sum import MaskedSum, SumPhase, TooFewLeft
+from fedbudget.secure.masked_sum import MaskedSum, MasksRemain, SumPhase, TooFewLeft
 from fedbudget.secure.messages import (
+    Abstention,
+    Confirmed,
     FromAggregator,
     Group,
     Introduction,
@@ -53,13 +60,8 @@ _OPENING = 10.0  # seconds; longest wait for the shares that open a sum
 _PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 _MOST_ATTEMPTS = 20
-# slots for the largest β̂: in all at least, and for each member
-_FEWEST_SLOTS = 32
-_SLOTS_EACH = 2
-# doublings of w's largest coordinate that fit: at first, added after an overflow, at most
-_HEADROOM = 8
-_MORE_HEADROOM = 8
-_MOST_HEADROOM = 32
+_MARGIN = 10**10  # attempts after the last checkpoint of an earlier process; 116 days
+_MOST_WRONG = 3  # attempts at one round in which masks do not cancel
 
 
 @dataclass
@@ -81,7 +83,7 @@ class _Attempt:
     """One attempt at a round.
 
     Args:
-      scale: see `Group`.
+      scale: see `scale_of`; 0 in private rounds, in which all nodes weigh the same.
       here: names of participants that have not left.
       due: end of the phase, by the event loop's clock.
       opening: the sum, once it is being opened.
@@ -104,7 +106,10 @@ class _Attempt:
             return self.here - self.sum.sent.keys()
         if phase is SumPhase.VECTORS:
             return self.here & self.sum.sent.keys() - self.sum.summed
-        return self.here & self.sum.summed - self.sum.opened.keys()
+        if phase is SumPhase.CONFIRMED:
+            return self.here & self.sum.summed - self.sum.confirmed.keys()
+        confirmed = self.sum.confirmed.keys() - self.sum.declined
+        return self.here & confirmed - self.sum.opened.keys()
 
 
 class MaskedSums:
@@ -116,20 +121,24 @@ class MaskedSums:
       trust: decides which keys are accepted.
 
     Attributes:
+      last_attempt: number of the last attempt.
       pay: writes the payment of a private round, by its number and ρ; called before nodes
         are asked to open the round.
     """
+
+    same_for_all = True
 
     def __init__(self, run: str, threshold: float, trust: Trust) -> None:
         self.pay: Callable[[int, float], None] = lambda round_, rho: None
         self._run = run
         self._threshold = threshold
         self._trust = trust
-        self._ring_salt = secrets.token_bytes(16)
+        # The same nodes have the same neighbours after a crash of the aggregator.
+        self._ring_salt = run.encode()
         self._participants: dict[str, _Participant] = {}
-        self._last_attempt = 0
-        self._headroom = _HEADROOM
+        self.last_attempt = 0
         self._attempt: _Attempt | None = None
+        self._few: set[str] = set()  # nodes that require more nodes than there are
         # members in the smallest sum, once an attempt at a private round was to be opened
         self._fewest = 0
 
@@ -149,13 +158,23 @@ class MaskedSums:
         self._attempt = None
         self._fewest = 0
         self._failed = 0  # attempts at this round
+        self._wrong = 0  # of these, with masks that did not cancel
+        self._abstained: dict[str, Usage] = {}  # costs by name
         self._not_before = 0.0  # earliest time of the next attempt
         # sets of nodes of which one has opened this round with another set
         self._declined: set[frozenset[str]] = set()
 
+    def resume(self, last_attempt: int) -> None:
+        """Continue after the attempts of an earlier process, whatever the clock shows.
+
+        Nodes refuse numbers that they have seen. Some may follow those of the checkpoint.
+        """
+        self.last_attempt = last_attempt + _MARGIN
+
     @property
     def fewest(self) -> int:
-        return max(FEWEST, self._fewest)
+        required = [each.introduction.least for each in self._participants.values()]
+        return max(FEWEST, self._fewest, min(required, default=0))
 
     def reader(self) -> NodeReader:
         return NodeReader(masked=True)
@@ -174,19 +193,20 @@ class MaskedSums:
 
     def requests(self, idle: Sequence[Peer]) -> Iterator[tuple[Peer, list[bytes]]]:
         """Begin an attempt with all idle peers, if there are enough of them."""
-        names = [peer.name for peer in idle]
+        names = sorted(self._suitable([peer.name for peer in idle]))
         pending = self._pending
         too_few = len(names) < self.fewest or self._members.nodes(names) < pending.least
         if self._attempt is not None or too_few or frozenset(names) in self._declined:
             return
+        idle = [peer for peer in idle if peer.name in names]
         broadcast = pending.broadcast
-        self._last_attempt = max(self._last_attempt + 1, int(1000 * time.time()))
+        self.last_attempt = max(self.last_attempt + 1, int(1000 * time.time()))
         attempt = self._create_attempt(broadcast, names)
         self._attempt = attempt
         self._set_due(attempt, self._timeout)
         for peer in idle:
             peer.reader.expect_masked(
-                broadcast.round, attempt.sum.attempt, attempt.sum.length
+                broadcast.round, attempt.sum.attempt, len(attempt.sum.total)
             )
             group = self._group(attempt, peer.name, broadcast)
             yield peer, pack(group)
@@ -197,7 +217,7 @@ class MaskedSums:
         if isinstance(message, Introduction):
             self._introduce(name, message)
             return None
-        assert isinstance(message, Shares | Opened | MaskedReport)
+        assert isinstance(message, Shares | Abstention | Confirmed | Opened | MaskedReport)
         if (
             attempt is None
             or message.attempt != attempt.sum.attempt
@@ -206,10 +226,17 @@ class MaskedSums:
             self._receive_late(peer, message.attempt)
         elif isinstance(message, Shares):
             attempt.sum.receive_shares(name, message)
+        elif isinstance(message, Abstention):
+            self._abstain(attempt, peer, message)
+        elif isinstance(message, Confirmed):
+            attempt.sum.receive_confirmed(name, message)
+            if not message.proofs:
+                LOG.warning("%s has opened this round with other nodes and declines", name)
         elif isinstance(message, Opened):
             attempt.sum.receive_opened(name, message)
-            if not message.own:
-                LOG.warning("%s has opened this round with other nodes and declines", name)
+            for holder, owner in attempt.sum.wrong:
+                if holder == name:
+                    LOG.warning("%s or %s has sent a wrong share", holder, owner)
         else:
             attempt.sum.receive_vector(name, message.vector)
             return MaskedAnswer(self._members[name].numbers, message.costs)
@@ -220,11 +247,14 @@ class MaskedSums:
         attempt = self._attempt
         if pending.stopped or (attempt is None and now >= pending.end):
             return NextStep.CLOSE
+        if attempt is None and self._all_abstain():
+            return NextStep.CLOSE
         if attempt is None:
             return NextStep.ASK if now >= self._not_before else NextStep.WAIT
         try:
             self._advance(attempt, now)
         except TooFewLeft as error:
+            self._wrong += isinstance(error, MasksRemain)
             self._abandon(attempt, str(error))
         return NextStep.WAIT if attempt.result is None else NextStep.CLOSE
 
@@ -237,23 +267,76 @@ class MaskedSums:
             self._release(attempt)
         if attempt is None or attempt.result is None:
             pending.answers.clear()  # none of them can be read
+            if self._all_abstain():
+                return self._without_finite(instances)
             return pending.close(members, instances)
         collected = pending.close(members, instances)
         summed = [members[name] for name in pending.answers]
         summed.sort(key=lambda member: int(member.numbers[0]))
+        private = isinstance(pending.broadcast, Private)  # weights are not limited
+        sizes = [member.sizes if private else member.counted for member in summed]
         opened = attempt.contents.open(
             pending.broadcast,
             attempt.result,
             np.concatenate([member.numbers for member in summed]),
-            np.concatenate([member.counted for member in summed]),
+            np.concatenate(sizes),
             attempt.scale,
         )
         if opened.left_out:
             LOG.warning(
                 "reports that are not finite or too large to be summed are left out"
             )
-            self._headroom = min(_MOST_HEADROOM, self._headroom + _MORE_HEADROOM)
         return replace(collected, summed=opened.sums, tallies=opened.tallies)
+
+    def _suitable(self, names: Sequence[str]) -> set[str]:
+        """Return the idle nodes that can take part in this round.
+
+        Nodes that require more nodes than there are, or have abstained, are left out.
+        """
+        least = {
+            name: self._participants[name].introduction.least
+            for name in names
+            if name not in self._abstained
+        }
+        chosen = set(least)
+        while few := {name for name in chosen if least[name] > len(chosen)}:
+            largest = max(least[name] for name in few)
+            chosen -= {name for name in few if least[name] == largest}
+        few = least.keys() - chosen
+        for name in sorted(few - self._few):
+            LOG.warning(
+                "%s requires sums over %d nodes; %d are here", name, least[name], len(least)
+            )
+        self._few = few
+        return chosen
+
+    def _abstain(self, attempt: _Attempt, peer: Peer, message: Abstention) -> None:
+        """Record that a node's report is not finite."""
+        LOG.warning("%s's report is not finite or too large to be summed", peer.name)
+        attempt.here.discard(peer.name)
+        self._abstained[peer.name] = message.costs
+        self._pending.withdraw(peer.name)
+        peer.asked = 0
+
+    def _all_abstain(self) -> bool:
+        """Whether too few nodes for a sum are left, only because others abstain."""
+        here = {name for name in self._participants if self._peers.get(name) is not None}
+        abstained = here & self._abstained.keys()
+        left = len(here) - len(abstained)
+        return bool(abstained) and left < self.fewest <= len(here)
+
+    def _without_finite(self, instances: Mapping[str, str]) -> CollectedRound:
+        """End a round in which too few reports are finite."""
+        pending = self._pending
+        members = self._members
+        for name, costs in self._abstained.items():
+            if name in members:
+                pending.receive(name, MaskedAnswer(members[name].numbers, costs))
+        there = sorted(pending.answers, key=lambda name: int(members[name].numbers[0]))
+        nodes = np.concatenate([members[name].numbers for name in there])
+        sizes = np.concatenate([members[name].counted for name in there])
+        collected = pending.close(members, instances)
+        return replace(collected, summed=nothing_finite(pending.broadcast, nodes, sizes))
 
     def _introduce(self, name: str, introduction: Introduction) -> None:
         if introduction.key.name != name:
@@ -273,17 +356,13 @@ class MaskedSums:
         circle = sorted(
             names, key=lambda name: hashlib.sha256(self._ring_salt + name.encode()).digest()
         )
-        keys = {name: self._participants[name].introduction.key.public for name in names}
         masked_sum = MaskedSum(
-            self._last_attempt,
-            tuple(circle),
-            self._threshold,
-            contents.length,
-            keys,
-            fewest,
+            self.last_attempt, tuple(circle), self._threshold, contents.length, fewest
         )
-        weight = sum(int(self._members[name].counted.sum()) for name in names)
-        scale = max(0, weight - 1).bit_length()
+        scale = 0
+        if not isinstance(broadcast, Private):
+            assert self._members.cap is not None
+            scale = scale_of(self._members.cap, len(names))
         return _Attempt(masked_sum, contents, scale, set(names))
 
     def _contents(
@@ -297,26 +376,20 @@ class MaskedSums:
             LOG.warning(
                 "nodes' test results differ in shape, cannot be summed and are left out"
             )
-        slots = max(_FEWEST_SLOTS, _SLOTS_EACH * len(names))
-        return Contents.of(broadcast, slots, shape, self._headroom)
+        return Contents.of(broadcast, shape)
 
     def _group(self, attempt: _Attempt, name: str, broadcast: Broadcast) -> Group:
         participants = self._participants
         known = participants[name].known
-        names = attempt.sum.group(name)
-        keys = [participants[other].introduction.key for other in names if other != name]
+        others = attempt.sum.neighbours[name]
+        keys = [participants[other].introduction.key for other in others]
         new = [key for key in keys if known.get(key.name) != key.public]
         known.update({key.name: key.public for key in new})
         contents = attempt.contents
         return Group(
             round=broadcast.round,
             attempt=attempt.sum.attempt,
-            names=names,
-            threshold=attempt.sum.threshold(name),
-            weights=tuple(self._members[name].counted.tolist()),
-            scale=attempt.scale,
-            slots=contents.slots,
-            headroom=self._headroom,
+            ring=attempt.sum.circle,
             tally=contents.tally if contents.tallies else None,
             keys=tuple(new),
             sharers=contents.sharers,
@@ -342,7 +415,11 @@ class MaskedSums:
                 attempt.result = attempt.opening.result()
             return
         over = not attempt.awaited or now >= attempt.due
-        if masked_sum.phase is SumPhase.OPENED:
+        if masked_sum.phase is SumPhase.CONFIRMED:
+            if over:
+                opening = min(self._timeout, _OPENING)
+                self._request(attempt, masked_sum.confirmations(), opening)
+        elif masked_sum.phase is SumPhase.OPENED:
             if masked_sum.can_open():
                 attempt.opening = self._loop.run_in_executor(None, masked_sum.open)
                 attempt.opening.add_done_callback(lambda _: self._wake_at(0.0))
@@ -359,16 +436,20 @@ class MaskedSums:
                 if isinstance(broadcast, Private) and not self._fewest:
                     self.pay(broadcast.round, broadcast.rho)
                     self._fewest = masked_sum.fewest
-                self._request(attempt, survivors, min(self._timeout, _OPENING))
+                messages = dict.fromkeys(masked_sum.summed, survivors)
+                self._request(attempt, messages, min(self._timeout, _OPENING))
 
     def _request(
         self, attempt: _Attempt, messages: Mapping[str, FromAggregator], seconds: float
     ) -> None:
         """Send a phase's messages to all participants that have not left."""
         self._set_due(attempt, seconds)
+        packed: dict[int, list[bytes]] = {}
         for name, message in messages.items():
             if name in attempt.here and (peer := self._peers.get(name)) is not None:
-                self._peers.send(peer, pack(message))
+                if id(message) not in packed:
+                    packed[id(message)] = pack(message)
+                self._peers.send(peer, packed[id(message)])
 
     def _set_due(self, attempt: _Attempt, seconds: float) -> None:
         attempt.due = self._loop.time() + seconds
@@ -381,10 +462,10 @@ class MaskedSums:
         self._release(attempt)
         self._attempt = None
         self._failed += 1
-        if any(not opened.own for opened in attempt.sum.opened.values()):
+        if attempt.sum.declined:
             self._declined.add(frozenset(attempt.sum.circle))
         self._pending.begin_again()
-        if self._failed >= _MOST_ATTEMPTS:
+        if self._failed >= _MOST_ATTEMPTS or self._wrong >= _MOST_WRONG:
             raise WorkError(f"round {number} cannot be summed: {reason}")
         pause = min(_LONGEST_PAUSE, _PAUSE * 2**self._failed)
         self._not_before = self._loop.time() + pause

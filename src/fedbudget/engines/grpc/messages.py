@@ -34,6 +34,7 @@ from fedbudget.engines.remote.wire import (
 from fedbudget.errors import printable
 from fedbudget.protocol.messages import PeerError
 from fedbudget.secure import messages as masking
+from fedbudget.secure.graph import MOST_NODES
 
 FromAggregator = Welcome | EncodedBroadcast | Farewell | masking.FromAggregator
 """Whole messages of the aggregator."""
@@ -42,8 +43,8 @@ FromNode = Hello | Ready | Answer | MaskedReport | masking.FromNode
 """Whole messages of a node."""
 
 _LONG_REASON = 1000
-_MASKING_FROM_AGGREGATOR = {"terms", "group", "relay", "survivors"}
-_MASKING_FROM_NODE = {"introduction", "shares", "opened"}
+_MASKING_FROM_AGGREGATOR = {"terms", "group", "relay", "survivors", "confirmations"}
+_MASKING_FROM_NODE = {"introduction", "shares", "abstention", "confirmed", "opened"}
 
 
 class AggregatorReader:
@@ -56,6 +57,7 @@ class AggregatorReader:
     def __init__(self, task: Task | None = None) -> None:
         self._task = task
         self._nodes = 0
+        self._is_masked = False
         self._sent: SentRequest | None = None
         self._vectors: VectorBytes | None = None
 
@@ -79,10 +81,13 @@ class AggregatorReader:
             return welcome
         if name in _MASKING_FROM_AGGREGATOR and self._vectors is None:
             message: masking.FromAggregator = wire.read(frame)
+            self._is_masked |= isinstance(message, masking.Terms)
             return message
         if name != "broadcast" or task is None or self._vectors is not None:
             raise PeerError(f"unexpected message: '{name}'")
-        self._sent, sizes = wire.read_request(frame, self._nodes, task)
+        # A masked broadcast is the same for all nodes, with the work of each.
+        nodes = MOST_NODES if self._is_masked else self._nodes
+        self._sent, sizes = wire.read_request(frame, nodes, task)
         self._vectors = VectorBytes(sizes, sum(sizes), [bytearray() for _ in sizes])
         self._vectors.add(frame.rest)
         return self._finish()
@@ -153,6 +158,8 @@ class NodeReader:
             raise PeerError(f"it will not take part: {reason}")
         allowed = self._is_masked and vectors is None and self._expects != "hello"
         if name in _MASKING_FROM_NODE and allowed:
+            if name == "abstention":
+                return wire.read_abstention(frame)
             message: masking.FromNode = wire.read(frame)
             return message
         if vectors is not None or name != self._expects:

@@ -29,6 +29,7 @@ from fedbudget.engines.grpc.stream import (
     CHANNEL_OPTIONS,
     METHOD,
     NAME,
+    PRIVATE,
     TOKEN,
     frames,
     pack,
@@ -73,6 +74,10 @@ _ENDED = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
 """Raised by writes on a call that has ended."""
 
 _LOST = "the connection was lost"
+_HIDDEN = (
+    "it cannot train this task; the reason may follow from its samples, so only its own "
+    "output contains it"
+)
 _HUNG_UP = {
     "plain text": "it closed the connection without a reason; "
     "if it listens with TLS, set --ca to the certificate of its CA",
@@ -174,6 +179,8 @@ async def run_node(
                     f"{address} refused {name}: {printable(error.details() or '')}"
                 ) from None
             reason = _meaning(error)
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                connected.clear()  # it did not take this node: the waits still grow
             if reason == _LOST and not connected.is_set():
                 reason = _HUNG_UP["TLS" if credentials is not None else "plain text"]
         except PeerError as error:
@@ -227,9 +234,11 @@ class _Connection:
           instance: random identifier of this process.
         """
         self.masking.connect()
-        await _send(self.call, pack(self.worker.hello(instance)))
-        if ADMITTED in {key for key, _ in await self.call.initial_metadata()}:
+        keys = {key for key, _ in await self.call.initial_metadata()}
+        if ADMITTED in keys:
             self.joined(None)
+        hello = self.worker.hello(instance, private=PRIVATE in keys)
+        await _send(self.call, pack(hello))
         while True:
             message = await self._inbox.next()
             if isinstance(message, Farewell):
@@ -254,7 +263,7 @@ class _Connection:
             )
             introduction = self.masking.introduce(welcome.run, self.worker)
         except UserError as error:
-            await self._refuse(error)
+            await self._refuse(error, hidden=self.worker.must_hide(welcome, error))
         if costs is not None:
             await self._reply([*introduction, *pack(Ready(costs))])
             self.joined(welcome.task)
@@ -274,19 +283,22 @@ class _Connection:
     async def _round(self, encoded: EncodedBroadcast) -> None:
         """Make a round and send its report, unless a farewell arrives first."""
         worker = self.worker
-        request = encoded.request(worker.w_after(encoded.sent.base_round))
+        sent = encoded.sent
+        before = worker.w_after(sent.base_round) if sent.differences else None
+        request = encoded.request(before)
         broadcast = request.broadcast
         updates = most_updates(broadcast)
         wait = self._sent_at + worker.limits.min_interval - time.monotonic()
         if wait > 0:  # `sleep(0)` would still let other tasks run first
             await asyncio.sleep(wait)
+        quick = self._step_seconds * updates < _QUICK and not self._watch.just_resumed()
+        if self.masking.agreed:
+            begun = await self._begin_masked(request, quick)
+            if begun is None:
+                return
+            request = begun
         try:
-            if self._step_seconds * updates < _QUICK and not self._watch.just_resumed():
-                messages: list[bytes] | None = self._train(request, updates)
-            else:
-                messages = await self._inbox.listen_during(
-                    asyncio.to_thread(self._train, request, updates)
-                )
+            messages = await self._perform(quick, self._train, request, updates)
         except BeyondLimits as error:
             await self._refuse(error)
         # While this machine was suspended, the aggregator may have sent a farewell and
@@ -297,6 +309,28 @@ class _Connection:
                 return
         if messages:  # otherwise it is sent once it can be masked, or never
             await self._reply(messages, broadcast.round)
+
+    async def _begin_masked(
+        self, request: RoundRequest, quick: bool
+    ) -> RoundRequest | None:
+        """Begin a masked round, and send shares of its secrets before it is trained."""
+        try:
+            begun = await self._perform(quick, self.masking.begin, request, self.worker)
+        except UserError as error:
+            await self._refuse(error)
+        if begun is None:
+            return None
+        own, shares = begun
+        await self._reply(shares)
+        return own
+
+    async def _perform(
+        self, quick: bool, work: Callable[..., _Result], *arguments: Any
+    ) -> _Result | None:
+        """Do quick work at once, and other work in a thread, unless a farewell arrives."""
+        if quick:
+            return work(*arguments)
+        return await self._inbox.listen_during(asyncio.to_thread(work, *arguments))
 
     def _train(self, request: RoundRequest, updates: int) -> list[bytes]:
         """Return the packed report; no messages if it is masked later."""
@@ -321,13 +355,20 @@ class _Connection:
             self._sent_at = time.monotonic()
             self.on_report(number, sum(map(len, messages)))
 
-    async def _refuse(self, error: UserError) -> NoReturn:
-        """Send the reason, and leave."""
-        await _send(self.call, pack(NodeRefusal(error.spelled(flag)[:LONG_REASON])))
+    async def _refuse(self, error: UserError, *, hidden: bool = False) -> NoReturn:
+        """Send the reason, and leave.
+
+        Args:
+          hidden: whether the reason stays here, because it may follow from samples.
+        """
+        reason = error.spelled(flag)
+        sent = _HIDDEN if hidden else reason[:LONG_REASON]
+        await _send(self.call, pack(NodeRefusal(sent)))
         with suppress(*_ENDED):
             await self.call.done_writing()
             await self.call.code()  # waits until the aggregator has read it
-        raise RefusedByAggregator(error.spelled(flag)) from None
+        local = error.local if isinstance(error, BeyondLimits) else ""
+        raise RefusedByAggregator(reason + local) from None
 
 
 class _Inbox:

@@ -26,7 +26,6 @@ import grpc
 from fedbudget.engines.grpc.admission import AuditLog
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.messages import NodeReader
-from fedbudget.engines.grpc.stream import ADMITTED
 from fedbudget.engines.remote.members import OWN, Counters
 from fedbudget.engines.remote.messages import Hello
 from fedbudget.resources.resource import Usage
@@ -39,7 +38,7 @@ REVOKED = "its token was revoked"
 """Fault of a peer whose token is no longer valid."""
 
 _CAPACITY = 2**28  # bytes
-_GONE = (grpc.aio.BaseError, grpc.RpcError, asyncio.InvalidStateError)
+GONE = (grpc.aio.BaseError, grpc.RpcError, asyncio.InvalidStateError)
 
 
 @dataclass(eq=False)
@@ -123,12 +122,6 @@ class Peers:
     def send(self, peer: Peer, messages: list[bytes]) -> None:
         self._thread.spawn(self._write(peer, messages))
 
-    async def confirm(self, peer: Peer) -> None:
-        """Confirm the connection; a peer may wait long for its first message."""
-        with suppress(*_GONE):
-            async with peer.write_lock:
-                await peer.context.send_initial_metadata(((ADMITTED, "yes"),))
-
     def drop(self, peer: Peer, fault: str) -> None:
         """End the connection of a peer that has broken the rules."""
         peer.fault = fault
@@ -140,7 +133,7 @@ class Peers:
         """End a connection without a fault."""
 
         async def end() -> None:
-            with suppress(*_GONE):
+            with suppress(*GONE):
                 # A cancelled handler sends no reason.
                 await peer.context.abort(grpc.StatusCode.ABORTED, reason)
             if peer.handler is not None:
@@ -162,7 +155,7 @@ class Peers:
                 for message in messages:
                     await peer.context.write(message)
                     self.counters.sent += len(message) + FRAME
-        except _GONE:
+        except GONE:
             self.remove(peer)
 
 

@@ -35,7 +35,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.features import compression
 from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.features.workload import Work
-from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.protocol.messages import Broadcast, PeerError, PersonalRound
 from fedbudget.resources import within
 from fedbudget.resources.resource import Usage
 
@@ -46,7 +46,16 @@ Pending = PendingRound[str]
 
 
 class ReportCollector(Protocol):
-    """How the reports of a round are requested, received and summed."""
+    """How the reports of a round are requested, received and summed.
+
+    Attributes:
+      same_for_all: whether all nodes receive the same broadcast, also the parts that
+        concern other nodes.
+      last_attempt: number of the last attempt at a round; 0 if attempts have no numbers.
+    """
+
+    same_for_all: bool
+    last_attempt: int
 
     @property
     def fewest(self) -> int:
@@ -94,6 +103,8 @@ class PlainReports:
     """Collects the reports of single members."""
 
     fewest = 1
+    same_for_all = False
+    last_attempt = 0
 
     def reader(self) -> NodeReader:
         return NodeReader()
@@ -179,6 +190,8 @@ class Rounds:
     def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
         """Begin a round: ask all idle nodes."""
         now = self._thread.loop.time()
+        if isinstance(broadcast, PersonalRound):
+            self._stopped = False  # a target may have stopped the rounds before it
         if self._compressor.kind != "none":
             broadcast = replace(broadcast, compress=self._compressor.kind)
         pending = PendingRound(
@@ -188,6 +201,7 @@ class Rounds:
             now + terms.left,
             needs_reports=terms.needs_reports,
             resting=self.members.having(terms.resting),
+            pay_again=terms.pay_again,
         )
         pending.stopped = self._stopped  # keeps an interruption between two rounds
         self.pending = pending
@@ -273,12 +287,16 @@ class Rounds:
         idle = [
             peer
             for peer in self.peers
-            if peer.trial is not None and not peer.asked and pending.can_ask(peer.name)
+            if peer.trial is not None
+            and not peer.asked
+            and pending.can_ask(peer.name, peer.hello.instance)
         ]
         packed: dict[object, tuple[list[bytes], int]] = {}
         for peer, before in self.reports.requests(idle):
             member = self.members[peer.name]
-            broadcast = pending.broadcast.to(member.numbers)
+            broadcast = pending.broadcast
+            if not self.reports.same_for_all:
+                broadcast = broadcast.to(member.numbers)
             key = (member.base_round, broadcast.part(Work))
             if key not in packed:
                 packed[key] = self._pack(broadcast, member.base_round)
@@ -288,7 +306,7 @@ class Rounds:
             peer.asked_at = self._thread.loop.time()
             pending.ask(peer.name, peer.hello.instance)
             self.peers.send(peer, before + messages)
-        if self.own is not None and not self.own.busy and pending.can_ask(OWN):
+        if self.own is not None and not self.own.busy and pending.can_ask(OWN, OWN):
             pending.ask(OWN, OWN)
             member = self.members[OWN]
             request = RoundRequest(pending.broadcast.to(member.numbers), member.base_round)

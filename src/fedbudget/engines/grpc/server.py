@@ -13,7 +13,7 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.members import OWN, Member, Members, name_order
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.round import CollectedRound, RemoteNodes
-from fedbudget.engines.remote.task import SamplesDescription, Task
+from fedbudget.engines.remote.task import DataTerms, SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.models.description import ModelDescription
@@ -71,7 +71,7 @@ class AggregatorServer(RemoteNodes):
       compressor: of broadcast vectors.
       most: largest number of nodes.
       model: the task's model; nodes with another one are refused from the start.
-      classes: all allowed classes; nodes with others are refused from the start.
+      terms: nodes whose data do not fulfil them are refused from the start.
       max_share: largest share of one node in the average, with three or more nodes; see
         `Members`.
       reports: how reports are collected; one by one if None.
@@ -91,7 +91,7 @@ class AggregatorServer(RemoteNodes):
         compressor: BroadcastCompressor | None = None,
         most: int = 1000,
         model: str | ModelDescription | None = None,
-        classes: Sequence[str] | None = None,
+        terms: DataTerms | None = None,
         max_share: float | None = None,
         reports: ReportCollector | None = None,
         changed: Callable[[int, int], None] = lambda connected, ready: None,
@@ -123,7 +123,7 @@ class AggregatorServer(RemoteNodes):
             most,
             self._changed,
             model,
-            classes=classes,
+            terms=terms or DataTerms(),
             limits=limits or PeerLimits(),
         )
 
@@ -215,7 +215,8 @@ class AggregatorServer(RemoteNodes):
           members: of a resumed run.
         """
         self._encoded_task = wire.task_to_text(task)
-        self._thread.run(self._start(task, Members(members, share=self._max_share)))
+        joined = Members(members, share=self._max_share, cap=task.most_counted)
+        self._thread.run(self._start(task, joined))
 
     def trials(self) -> list[Usage]:
         """Costs of the trial round of each ready node."""
@@ -246,6 +247,7 @@ class AggregatorServer(RemoteNodes):
             "run": self.run,
             "task": self._encoded_task,
             "members": members,
+            "attempt": self._rounds.reports.last_attempt,
         }
 
     def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:

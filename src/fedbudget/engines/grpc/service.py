@@ -9,7 +9,8 @@ Threads: everything runs in the event loop's thread.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +18,26 @@ import grpc
 
 from fedbudget.engines.grpc.admission import AdmissionControl, Refusal, address_of
 from fedbudget.engines.grpc.messages import FromNode
-from fedbudget.engines.grpc.peers import FRAME, LOG, REVOKED, Capacity, Peer
+from fedbudget.engines.grpc.peers import FRAME, GONE, LOG, REVOKED, Capacity, Peer
 from fedbudget.engines.grpc.rounds import Rounds
-from fedbudget.engines.grpc.stream import pack
+from fedbudget.engines.grpc.stream import ADMITTED, PRIVATE, pack
 from fedbudget.engines.remote.messages import Hello, Ready, Welcome
-from fedbudget.engines.remote.task import MOST_NODES, Task, require_classes, require_model
+from fedbudget.engines.remote.task import DataTerms, Task, require_model
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError
 from fedbudget.resources import within
+from fedbudget.secure.graph import MOST_NODES
 
 # seconds that a peer may be silent
 _HELLO_PATIENCE = 20.0  # after it has connected
 _READY_PATIENCE = 600.0  # while it compiles and makes a trial round, on a small device
+_BY_ANYONE = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+"""Codes of refusals that a peer can cause without credentials, or very often."""
+
 _PART_PATIENCE = 30.0  # between two parts of one report
 
 
@@ -52,7 +61,7 @@ class Service:
       changed: called when nodes have connected or are ready.
       model: the model before there is a task; None if it is not decided yet.
       task: sent to each peer, once it is decided.
-      classes: all allowed classes before there is a task; None for any.
+      terms: what the data of a node must fulfil.
       limits: for each peer.
       capacity: memory for reports that are being received.
     """
@@ -64,7 +73,7 @@ class Service:
     changed: Callable[[], None]
     model: str | ModelDescription | None = None
     task: Task | None = None
-    classes: Sequence[str] | None = None
+    terms: DataTerms = field(default_factory=DataTerms)
     limits: PeerLimits = PeerLimits()
     capacity: Capacity = field(default_factory=Capacity)
 
@@ -74,17 +83,19 @@ class Service:
         name = "a peer"
         try:
             name, token = self.admission.admit(context)
+            await self._confirm(context)
             peer = await self._greet(name, token, context)
-            await self.rounds.peers.confirm(peer)
             if self.task is not None and not peer.welcomed:
                 self.welcome(peer)
             await self._follow(peer)
         except PeerError as error:
+            self.admission.count_fault(name, context)
             await self._drop(name, peer, context, str(error))
         except asyncio.CancelledError:
             if peer is None or (peer.fault is None and not peer.released):
                 raise
             if peer.fault is not None:
+                self.admission.count_fault(name, context)
                 await self._drop(name, peer, context, peer.fault)
         except Refusal as refusal:
             await self._refuse(name, context, refusal)
@@ -106,10 +117,16 @@ class Service:
         welcome = pack(Welcome(self.run, self.task, tuple(member.numbers.tolist())))
         self.rounds.peers.send(peer, self.rounds.reports.before_welcome() + welcome)
 
+    async def _confirm(self, context: Any) -> None:
+        """Confirm the admission, and announce a private run before the hello."""
+        with suppress(*GONE):
+            keys = (ADMITTED, PRIVATE) if self.terms.private else (ADMITTED,)
+            await context.send_initial_metadata(tuple((key, "yes") for key in keys))
+
     async def _greet(self, name: str, token: str, context: Any) -> Peer:
         """Read the hello and admit the peer."""
         reader = self.rounds.reports.reader()
-        data = await self._read(context, _HELLO_PATIENCE)
+        data = await self._read(context, _HELLO_PATIENCE, counted=False)
         if data is None:
             raise PeerError("it left without a hello")
         hello = reader.feed(data)
@@ -119,6 +136,7 @@ class Service:
         if before is not None:
             self.rounds.peers.dismiss(before, "the node has a new connection")
         peer = Peer(name, hello, context, asyncio.current_task(), reader, token=token)
+        self.rounds.counters.received += len(data) + FRAME
         self.rounds.peers.add(peer)
         self.rounds.peers.audit.record(
             "joined", name, context.peer(), f"{sum(hello.samples.sizes)} samples"
@@ -151,8 +169,7 @@ class Service:
             except PeerError as error:
                 raise Refusal(unfit, f"{name} cannot take part: {error}") from None
         try:
-            if self.classes is not None:
-                require_classes(hello.samples, self.classes)
+            self.terms.require(hello.samples)
             if self.task is not None:
                 self.task.admit(hello.samples)
         except PeerError as error:
@@ -198,8 +215,10 @@ class Service:
                 message = peer.reader.feed(data)
         return message
 
-    async def _read(self, context: Any, patience: float | None) -> bytes | None:
-        """Read one message; None after the last."""
+    async def _read(
+        self, context: Any, patience: float | None, *, counted: bool = True
+    ) -> bytes | None:
+        """Read one message; None after the last. Uncounted ones cost the run nothing."""
         try:
             if patience is None:
                 data = await context.read()
@@ -211,13 +230,16 @@ class Service:
             ) from None
         if data is grpc.aio.EOF:
             return None
-        self.rounds.counters.received += len(data) + FRAME
+        if counted:
+            self.rounds.counters.received += len(data) + FRAME
         return bytes(data)
 
     async def _refuse(self, name: str, context: Any, refusal: Refusal) -> None:
         self.rounds.counters.refused += 1
         unauthenticated = refusal.code is grpc.StatusCode.UNAUTHENTICATED
-        by_anyone = unauthenticated or refusal.code is grpc.StatusCode.INVALID_ARGUMENT
+        by_anyone = refusal.code in _BY_ANYONE
+        if refusal.code is grpc.StatusCode.FAILED_PRECONDITION:
+            self.admission.count_fault(name, context)
         self.rounds.peers.audit.record(
             "refused", name, context.peer(), str(refusal), by_anyone=by_anyone
         )

@@ -26,7 +26,9 @@ NAME = "fedbudget-node"
 TOKEN = "fedbudget-token"
 """Metadata keys that a node sends before its first message."""
 ADMITTED = "fedbudget-let-in"
-"""Metadata key that the aggregator sends to an admitted node before its first message."""
+"""Metadata key that the aggregator sends to an admitted node before the node's hello."""
+PRIVATE = "fedbudget-private"
+"""Metadata key beside `ADMITTED`: the run is private, and a hello has no statistics."""
 
 PART = 2**18
 """Most bytes of vectors in one message; gRPC may buffer one message for every node."""

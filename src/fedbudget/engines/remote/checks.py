@@ -20,6 +20,7 @@ from fedbudget.protocol.features.workload import Work
 from fedbudget.protocol.messages import (
     LocalUpdates,
     PeerError,
+    PersonalRound,
     Private,
     RoundPart,
     TrainRound,
@@ -28,6 +29,7 @@ from fedbudget.resources import TIME
 from fedbudget.resources.resource import Usage
 
 _MOST_FEATURES = 2**28
+_MOST_RHO = 1000.0  # of a round; with more, the noise would vanish
 _RESOURCE = re.compile(rf"[A-Za-z]{{1,{LONG_NAME}}}")  # may be unknown here
 
 
@@ -71,9 +73,13 @@ def check_request(request: RoundRequest, task: Task) -> None:
         raise PeerError(f"eta is {broadcast.eta}")
     if isinstance(broadcast, Private):
         clip = getattr(broadcast, "clip", 1.0)
-        if not (0 < clip < math.inf and 0 < broadcast.rho < math.inf):
+        if not (0 < clip < math.inf and 0 < broadcast.rho <= _MOST_RHO):
             raise PeerError(f"a private round with the clip {clip} and ρ {broadcast.rho}")
     catch_up = broadcast.catch_up
+    if isinstance(broadcast, PersonalRound):
+        if broadcast.parts or catch_up is not None:
+            raise PeerError("a personal round with parts")
+        return
     _check_parts(broadcast.parts, DriftPart, task)
     if catch_up is not None:
         _check_parts(catch_up.parts, DriftCatchUp, task)
@@ -96,7 +102,8 @@ def _check_parts(parts: Sequence[RoundPart], drift: type[RoundPart], task: Task)
         raise PeerError("drift correction that does not fit the task")
     try:
         for part in parts:
-            part.require_possible()
+            if part.bounded:
+                part.require_possible()
     except ValueError as error:
         raise PeerError(f"a broadcast is impossible: {error}") from None
 
@@ -104,6 +111,8 @@ def _check_parts(parts: Sequence[RoundPart], drift: type[RoundPart], task: Task)
 def check_hello(hello: Hello) -> None:
     if not hello.samples.sizes:
         raise PeerError("a node without samples")
+    if hello.samples.layout is not None and not hello.samples.public:
+        raise PeerError("a layout that is not agreed on yet")
     _check_samples(hello.samples)
 
 
@@ -157,12 +166,17 @@ def _check_layout(layout: Layout, features: int) -> None:
         raise PeerError(f"columns that do not add up to {features} features")
     for column in layout.columns:
         if column.categories is None:
-            fits = column.fill is None or (
-                not isinstance(column.fill, str) and math.isfinite(column.fill)
+            fits = column.other is None and (
+                column.fill is None
+                or (not isinstance(column.fill, str) and math.isfinite(column.fill))
             )
+            if column.range is not None:
+                fits = fits and column.range[0] <= column.range[1]
         else:
             unique = len(set(column.categories)) == len(column.categories)
             fits = unique and column.fill in (None, *column.categories)
+            last = None if column.other is None else column.categories[-1:]
+            fits = fits and column.range is None and last in (None, (column.other,))
         if not fits:
             raise PeerError(f"an invalid column {column.name}")
 

@@ -17,6 +17,7 @@ import numpy as np
 from fedbudget.arrays import Int64
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.outliers import FEWEST, MOST_SAMPLES
+from fedbudget.secure.contents import weights_of
 
 Key = TypeVar("Key", str, int)
 
@@ -26,7 +27,7 @@ OWN = "aggregator"
 MAX_ROUNDS_AWAY = 10
 """A node that missed more rounds than this in a row counts as lost."""
 
-_DEFAULT_SHARE = 0.5  # largest share of the average for one member
+DEFAULT_SHARE = 0.5  # largest share of the average for one member
 
 
 @dataclass
@@ -110,14 +111,21 @@ class Members(dict[Key, Member]):
       share: largest share of the average for one of three or more members. With None it
         is 0.5, and a member that claims an implausible number of samples counts for almost
         nothing: otherwise any false claim would earn half of the average.
+      cap: samples of a member that count at most; replaces `share` if nodes weight their
+        own reports (secure/contents.py).
     """
 
     def __init__(
-        self, members: Mapping[Key, Member] | None = None, *, share: float | None = None
+        self,
+        members: Mapping[Key, Member] | None = None,
+        *,
+        share: float | None = None,
+        cap: int | None = None,
     ) -> None:
         super().__init__()
         self.update(members or {})
         self._share = share
+        self.cap = cap
         for key, counted in self._shares().items():
             self[key].counted = counted
 
@@ -151,6 +159,8 @@ class Members(dict[Key, Member]):
 
     def _shares(self) -> dict[Key, Int64]:
         """Samples that count, by member; the aggregator's own data are trusted."""
+        if self.cap is not None:
+            return {key: weights_of(each.sizes, self.cap) for key, each in self.items()}
         claimed = {
             key: int(member.sizes.sum()) for key, member in self.items() if key != OWN
         }
@@ -165,7 +175,7 @@ class Members(dict[Key, Member]):
         if len(claimed) < FEWEST:
             return counted
 
-        most = _largest_within(list(claimed.values()), self._share or _DEFAULT_SHARE)
+        most = largest_within(list(claimed.values()), self._share or DEFAULT_SHARE)
         for key, size in claimed.items():
             if size > most:
                 scaled = (self[key].sizes * (most / size)).astype(np.int64)
@@ -263,12 +273,31 @@ def name_order(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdigit() else (0, part) for part in parts)
 
 
-def _largest_within(sizes: Sequence[int], share: float) -> float:
+def samples_cap(sizes: Sequence[int], share: float | None) -> int:
+    """Cap on the samples of a member for a whole run, in which others may join.
+
+    Args:
+      sizes: samples of each member at the start of the run.
+      share: largest share of the average for one member; 0.5 if None.
+
+    >>> samples_cap([10, 20, 30], None), samples_cap([10, 20, 1000], 0.4)
+    (60, 20)
+    """
+    share = share or DEFAULT_SHARE
+    median = float(np.median(sizes))
+    plausible = [size for size in sizes if size <= MOST_SAMPLES * median]
+    most = largest_within(plausible, share)
+    if most == math.inf:  # a further member could still exceed the share
+        most = sum(plausible) * share / max(1 - share, 1e-6)
+    return max(1, min(int(most), 2**40 - 1))
+
+
+def largest_within(sizes: Sequence[int], share: float) -> float:
     """Cap on each size so that none exceeds this share of their sum.
 
     With the k largest capped at m, m = share (k m + the others).
 
-    >>> _largest_within([10, 20, 1000], 0.5), _largest_within([10, 20, 25], 0.5)
+    >>> largest_within([10, 20, 1000], 0.5), largest_within([10, 20, 25], 0.5)
     (30.0, inf)
     """
     if share * len(sizes) <= 1:  # the smallest possible share: all count the same

@@ -7,11 +7,12 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from fedbudget.arrays import Int64, UInt64
-from fedbudget.engines.remote.task import MOST_NODES, Name, SamplesDescription, Task
+from fedbudget.engines.remote.task import Name, SamplesDescription, Task
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.resources.resource import Usage
+from fedbudget.secure.graph import MOST_NODES
 
 LONG_REASON = 2000
 """Maximum length of a reason in characters."""

@@ -15,11 +15,13 @@ from fedbudget.data.partition import Rows
 from fedbudget.data.shards import Shards, Table
 from fedbudget.data.tables import describe_unseen
 from fedbudget.engines.noise import SecretNodeNoise
+from fedbudget.engines.privacy_ledger import fingerprint
 from fedbudget.engines.remote.task import (
     FEWEST,
     SamplesDescription,
     Task,
     require_model,
+    require_same_schema,
 )
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
@@ -60,9 +62,32 @@ class NodeData:
                 "back more, or none"
             )
 
+    def require_public(self) -> None:
+        """Refuse samples whose description would contain statistics of them."""
+        self.dataset.require_public(standardise=self.standardise)
+        if self.test is not None:
+            self.test.require_public(standardise=self.standardise)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of all samples of these nodes, held back or not."""
+        dataset = self.dataset
+        held = np.concatenate([np.asarray(each) for each in self.rows])
+        parts = [(dataset, dataset.train.rows(held))]
+        if self.test is not None:
+            parts.append((self.test, self.test.train))
+        return fingerprint(parts)
+
     def samples(self) -> SamplesDescription:
         """Description of the samples, for the aggregator."""
         dataset = self.dataset
+        if self._public:
+            tested = 0 if self.test is None else len(self.test.train)
+            return replace(
+                public_description(dataset),
+                sizes=tuple(map(len, self.rows)),
+                test_samples=tested,
+            )
         part = dataset.train
         sizes = tuple(len(each) for each in self.rows)
         if (self.standardise or dataset.raw is not None) and sum(sizes) < FEWEST:
@@ -105,6 +130,12 @@ class NodeData:
             test_samples=0 if self.test is None else len(self.test.train),
         )
 
+    @property
+    def _public(self) -> bool:
+        """Whether a schema describes the samples."""
+        layout = self.dataset.layout
+        return layout is not None and layout.public
+
     def fleet(
         self,
         task: Task,
@@ -112,6 +143,7 @@ class NodeData:
         *,
         device: str = "auto",
         own_model: Model | str | None = None,
+        batch_secret: int | None = None,
     ) -> Fleet:
         """Build the fleet of these nodes.
 
@@ -119,6 +151,7 @@ class NodeData:
           numbers: of the nodes in the run.
           device: of PyTorch.
           own_model: the node's own model, or the only name that it accepts.
+          batch_secret: hides the positions of mini-batches from the aggregator.
 
         Raises:
           UserError: if the task does not fit the data or the node's own model.
@@ -145,6 +178,7 @@ class NodeData:
             shards,
             batch=task.batch,
             seed=task.seed,
+            batch_secret=batch_secret,
             features=task.built_features,
             numbers=numbers,
             noise=SecretNodeNoise() if per_sample else None,
@@ -163,6 +197,12 @@ class NodeData:
     def aligned(self, agreed: SamplesDescription) -> Dataset:
         """The training samples with the agreed class numbers and standardisation."""
         dataset = self.dataset
+        if self._public:
+            try:
+                require_same_schema(agreed, public_description(dataset))
+            except PeerError as error:
+                raise UserError(f"{dataset.name}: {error}") from None
+            return dataset
         labelled = dataset.train.labels is not None
         unknown = _unknown_class(dataset, agreed)
         if unknown is not None and labelled:
@@ -186,6 +226,33 @@ class NodeData:
                 scale=1.0,
             )
         return dataset
+
+
+def public_description(dataset: Dataset) -> SamplesDescription:
+    """Description of samples by their schema, without anything that follows from them.
+
+    Args:
+      dataset: read with a schema.
+    """
+    scale = dataset.standardization
+    features = None
+    target = None
+    if scale is not None:
+        features = Moments(scale.mean, scale.deviation)
+        if not dataset.classes:
+            target = Moments(
+                np.array([scale.target_mean]), np.array([scale.target_deviation])
+            )
+    return SamplesDescription(
+        (),
+        (dataset.features,),
+        stored=dataset.stored,
+        classes=dataset.classes,
+        values=not dataset.classes,
+        features=features,
+        target=target,
+        layout=dataset.layout,
+    )
 
 
 def evaluation_table(test: Dataset, agreed: SamplesDescription, model: Model) -> Table:

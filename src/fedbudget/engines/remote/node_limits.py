@@ -4,47 +4,63 @@ No sample leaves a node, but updates reveal something about samples: the update 
 mini-batch of one sample reveals that sample. So a node has its own limits. It refuses a
 request beyond them, with a reason that the aggregator receives too.
 
-The privacy account of a node is a file that outlives runs:
-
-    {"rho": 0.31, "runs": {"5f0c...": {"rho": 0.31, "round": 12}}}
+The privacy account of a node is a ledger (engines/privacy_ledger.py) that outlives runs:
 
 - ρ adds up over all runs and all aggregators.
+- By default there are two files: one for the samples, and one for the node's name. Both are
+  charged, and the larger one counts. A new name therefore does not give the same samples a
+  new account, and changed samples do not give the same node one.
 - A node pays before it answers, also for an answer that is lost or repeated: it cannot know
-  what became of it.
+  what became of it. A node that restarts in a round has lost the secret of its noise. It
+  pays again and answers, because a stored report would be as sensitive as the samples, and
+  a refusal would remove each node that restarts from the run.
 - It trusts the aggregator to add the noise that a round's cost promises. If single samples
   are protected, the node adds the noise itself.
-- Privacy of a node and privacy of a sample do not add up. An account is for one of them; an
-  account for samples has "unit": "sample".
-- Two nodes with the same samples must share one file; they lock it in turn.
+- Two nodes with the same samples must share a file; they lock it in turn.
 """
 
-import fcntl
-import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbudget import durable_files
+from fedbudget.engines.privacy_ledger import UNITS, PrivacyLedger, charge
 from fedbudget.engines.remote.task import MOST_UPDATES, Task
-from fedbudget.errors import UserError, WorkError
+from fedbudget.errors import UserError
 from fedbudget.protocol.features.sample_privacy import SamplePrivacy
 from fedbudget.protocol.features.workload import most_updates
-from fedbudget.protocol.messages import (
-    Broadcast,
-    Private,
-    SampleNormRound,
-    SampleRound,
+from fedbudget.protocol.messages import Broadcast, Private
+from fedbudget.resources.privacy import (
+    MAX_EPSILON,
+    epsilon_of,
+    replacement_text,
+    rho_of,
 )
-from fedbudget.resources.privacy import MAX_EPSILON, epsilon_of, rho_of
 
-_UNITS = {False: "nodes", True: "single samples"}
+_VECTORS = 10
+"""Fewest vectors of the length of w that a node needs."""
 
 
 class BeyondLimits(UserError):
-    """An aggregator requests something that this node refuses."""
+    """An aggregator requests something that this node refuses.
+
+    Args:
+      message: the reason, which is sent to the aggregator.
+      local: an addition for the node's own user. It is not sent: the name of an account's
+        file may follow from samples.
+    """
+
+    def __init__(self, message: str, local: str = "") -> None:
+        super().__init__(message)
+        self.local = local
+
+
+def memory_bytes() -> float:
+    """Memory of this machine; infinite if it is not known."""
+    if not hasattr(os, "sysconf"):
+        return math.inf
+    return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,12 @@ class NodeLimits:
                 f"mini-batches of {task.batch} samples are requested, which would reveal "
                 f"too much of each; this node's `min_batch` is {self.min_batch}"
             )
+        needed = 4 * _VECTORS * task.parameters
+        if needed > memory_bytes():
+            raise BeyondLimits(
+                f"the model has {task.parameters} parameters; a node needs at least "
+                f"{needed / 1e9:.3g} GB for it, which this machine does not have"
+            )
 
     def require_round(self, broadcast: Broadcast) -> None:
         """Raise `BeyondLimits` if the round is not allowed."""
@@ -106,12 +128,16 @@ class PrivacyAccount:
       limit: maximum ε of all runs together.
       delta: δ.
       per_sample: whether it protects each sample, not the node with all its samples.
+      others: further files of the same samples.
+      data: fingerprint of the samples.
     """
 
     path: Path
     limit: float
     delta: float
     per_sample: bool = False
+    others: tuple[Path, ...] = ()
+    data: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
@@ -125,11 +151,17 @@ class PrivacyAccount:
     @property
     def spent(self) -> float:
         """ε of all runs until now."""
-        return epsilon_of(self._read()["rho"], self.delta)
+        return max(ledger.spent(self.delta) for ledger in self._ledgers)
 
     def require_readable(self) -> None:
-        """Raise `UserError` if the file exists and is not an account."""
-        self._read()
+        """Raise `UserError` if a file exists and is not an account."""
+        for ledger in self._ledgers:
+            ledger.read()
+
+    def require_left(self) -> None:
+        """Raise `BeyondLimits` if the limit is reached."""
+        for ledger in self._ledgers:
+            self._require(ledger, ledger.read(), 0.0)
 
     def require_private(self, task: Task) -> None:
         """Raise `BeyondLimits` if a run is not private, or if the limit is reached."""
@@ -140,7 +172,7 @@ class PrivacyAccount:
                 "this run is not private, and this node has a `privacy_limit`"
             )
         self._require_unit(isinstance(privacy, SamplePrivacy))
-        self._require(self._read(), 0.0)
+        self.require_left()
 
     def pay(self, run: str, broadcast: Broadcast) -> None:
         """Pay for a round of a run; raise `BeyondLimits` if that exceeds the limit."""
@@ -148,63 +180,36 @@ class PrivacyAccount:
             raise BeyondLimits(
                 "this round is not private, and this node has a `privacy_limit`"
             )
-        self._require_unit(isinstance(broadcast, SampleRound | SampleNormRound))
-        with self._locked():
-            account = self._read()
-            self._require(account, broadcast.rho)
-            paid = account["runs"].get(run, {"rho": 0.0})["rho"] + broadcast.rho
-            account["runs"][run] = {"rho": paid, "round": broadcast.round}
-            account["rho"] += broadcast.rho
-            try:
-                durable_files.replace(self.path, json.dumps(account).encode())
-            except OSError as error:
-                raise WorkError(
-                    f"{self.path} cannot be written: {error.strerror}"
-                ) from None
+        self._require_unit(broadcast.per_sample)
+        rho = broadcast.rho
+
+        def require(ledger: PrivacyLedger, content: dict[str, Any]) -> None:
+            self._require(ledger, content, rho)
+
+        charge(self._ledgers, run, broadcast.round, rho, require)
+
+    @property
+    def _ledgers(self) -> list[PrivacyLedger]:
+        paths = self.path, *self.others
+        return [PrivacyLedger(path, self.per_sample, self.data) for path in paths]
 
     def _require_unit(self, per_sample: bool) -> None:
         if per_sample != self.per_sample:
             raise BeyondLimits(
-                f"this run protects {_UNITS[per_sample]}, and this node's `privacy_limit` "
-                f"is for {_UNITS[self.per_sample]}: they do not add up (`privacy_unit`)"
+                f"this run protects {UNITS[per_sample]}, and this node's `privacy_limit` "
+                f"is for {UNITS[self.per_sample]}: they do not add up (`privacy_unit`)"
             )
 
-    def _require(self, account: dict[str, Any], more: float) -> None:
-        after = account["rho"] + more
+    def _require(self, ledger: PrivacyLedger, content: dict[str, Any], more: float) -> None:
+        after = content["rho"] + more
         if after >= rho_of(self.limit, self.delta):
+            spent = epsilon_of(content["rho"], self.delta)
+            unit = "sample" if self.per_sample else "node"
             raise BeyondLimits(
                 f"this node's `privacy_limit` is ε = {self.limit:g} at δ = {self.delta:g}; "
-                f"it has spent ε = {epsilon_of(account['rho'], self.delta):.3g} in "
-                f"{len(account['runs'])} runs ({self.path}), and would reach "
-                f"{epsilon_of(after, self.delta):.3g}"
+                f"it has spent ε = {spent:.3g} "
+                f"({replacement_text(spent, self.delta, unit)}) in "
+                f"{len(content['runs'])} runs, and would reach "
+                f"{epsilon_of(after, self.delta):.3g}",
+                local=f" (account: {ledger.path})",
             )
-
-    def _read(self) -> dict[str, Any]:
-        unit = "sample" if self.per_sample else "node"
-        try:
-            account = json.loads(self.path.read_text(encoding="utf-8"))
-            if not (0 <= account["rho"] < math.inf and isinstance(account["runs"], dict)):
-                raise ValueError(f"ρ is {account['rho']}")
-            if account.get("unit", "node") != unit:
-                raise ValueError(
-                    f"it is for {_UNITS[not self.per_sample]}, unlike `privacy_unit`"
-                )
-        except FileNotFoundError:
-            account = {"rho": 0.0, "runs": {}}
-            return account | {"unit": unit} if self.per_sample else account
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(
-                f"{self.path} is not a node's account of privacy: {error}"
-            ) from None
-        return dict(account)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Exclude other processes on this machine."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.with_suffix(".lock").open("w") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                yield
-        except OSError as error:
-            raise WorkError(f"{self.path} cannot be locked: {error.strerror}") from None

@@ -28,10 +28,11 @@ import numpy as np
 from fedbudget.arrays import Flags
 from fedbudget.engines.engine import Collected, RoundTerms
 from fedbudget.engines.remote.round import RemoteNodes
+from fedbudget.engines.remote.slow_nodes import SlowNodes
 from fedbudget.evaluation.points import EvaluationPoints, share_of
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.features.compression import BroadcastCompressor
-from fedbudget.protocol.messages import Broadcast, FinalRound, Kind
+from fedbudget.protocol.messages import Broadcast, FinalRound, Kind, TrainRound
 from fedbudget.protocol.outliers import FEWEST
 from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import Usage
@@ -163,6 +164,7 @@ class RemotePolicy:
       points: when nodes evaluate w on their test samples; None for never.
       compression: chooses the compression of vectors, if that is left open.
       participation: chooses the nodes of each round; None for all.
+      slow: leaves out members that keep the others waiting; None for none.
     """
 
     nodes: RemoteNodes
@@ -172,6 +174,7 @@ class RemotePolicy:
     points: EvaluationPoints | None = None
     compression: CompressionChoice | None = None
     participation: Participation | None = None
+    slow: SlowNodes | None = None
 
     def __post_init__(self) -> None:
         self._began: float | None = None  # the last round was complete
@@ -187,6 +190,8 @@ class RemotePolicy:
         resting: Collection[int] = ()
         if self.participation is not None:
             resting = self.participation.resting(broadcast.round)
+        if self.slow is not None and isinstance(broadcast, TrainRound):
+            resting = self.slow.resting(broadcast.round).union(resting)
         elapsed = 0.0 if self._began is None else time.perf_counter() - self._began
         terms = RoundTerms(
             self.least,
@@ -219,7 +224,10 @@ class RemotePolicy:
         evaluation: Usage | None,
     ) -> None:
         self._began = time.perf_counter()
-        self.deadlines.add(usage, collected.waited)
+        self.deadlines.add(usage, list(collected.waited.values()))
+        if self.slow is not None and isinstance(aggregator.pending, TrainRound):
+            number = aggregator.pending.round
+            self.slow.add(number, collected.waited, collected.missed)
         if evaluation is not None and self.meters.time.source == "measured":
             # Charged in addition to the round; its costs delay the next evaluation.
             costs = self.meters.expect(evaluation)

@@ -8,6 +8,9 @@ Rules:
 - A round closes when all requested members have answered; with enough answers, at its
   deadline; in any case at its end. With too few answers, idle members are asked (again).
 - A member's status changes only when the round closes.
+- A member that restarts has new noise. In a round whose reports contain noise of nodes, its
+  second answer reveals more than the first. So the round is paid for again before such a
+  member is asked again; it is not asked if too little is left of the budget.
 - Evaluations are charged, but do not count as the cost of a round. The time of the slowest
   evaluation and the other resources of all evaluations come from the nodes' measurements.
 - Reported costs are bounded: time by the aggregator's clock (`resources.within`), other
@@ -15,7 +18,7 @@ Rules:
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, ClassVar, Generic
@@ -26,7 +29,7 @@ from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.engines.engine import Nodes
 from fedbudget.engines.remote.members import Counters, Key, Members
 from fedbudget.engines.remote.messages import Answer, MemberAnswer
-from fedbudget.engines.remote.tallies import plausible_tallies
+from fedbudget.engines.remote.tallies import capped_tallies, plausible_tallies
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.protocol.features.feature import NodeTimes
@@ -93,6 +96,7 @@ class PendingRound(Generic[Key]):
       stopped: whether to close with the current answers.
       needs_reports: whether every report is kept; otherwise reports are summed on arrival.
       resting: members that are not asked unless the others are too few.
+      pay_again: pays for a second answer of the same member; False if it is not possible.
     """
 
     broadcast: Broadcast
@@ -109,22 +113,41 @@ class PendingRound(Generic[Key]):
     stopped: bool = False
     needs_reports: bool = True
     resting: Collection[Key] = ()
+    pay_again: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
+        self._repeats: dict[Key, int] = {}  # second answers of members
+        self._paid = 0  # second answers that are paid for, of any member
         self._finite = ReportAdder(self.broadcast)
         self._others = ReportAdder(self.broadcast)
 
-    def can_ask(self, key: Key) -> bool:
-        """Whether an idle member may be asked in this round."""
+    def can_ask(self, key: Key, instance: str = "") -> bool:
+        """Whether an idle member may be asked in this round; pays for a second answer.
+
+        Args:
+          instance: process identifier of the member; empty if it is not known.
+        """
         if key in self.resting or key in self.awaited or key in self.answers:
             return False
-        return self.failures.get(key, 0) < FAILURES
+        if self.failures.get(key, 0) >= FAILURES:
+            return False
+        if self._has_new_noise(key, instance) and self._repeats.get(key, 0) >= self._paid:
+            if not self.pay_again():
+                return False
+            self._paid += 1
+        return True
 
     def ask(self, key: Key, instance: str = "") -> None:
         """Record that a member was asked; its report is awaited from now on."""
+        if self._has_new_noise(key, instance):
+            self._repeats[key] = self._repeats.get(key, 0) + 1
         self.awaited.add(key)
         self.asked.add(key)
         self.instances[key] = instance
+
+    def _has_new_noise(self, key: Key, instance: str) -> bool:
+        """Whether a member was asked before, and may have restarted since."""
+        return key in self.instances and not instance == self.instances[key] != ""
 
     def expects(self, key: Key, number: int) -> bool:
         """Whether a member's report of round `number` is awaited; otherwise it is late."""
@@ -152,8 +175,14 @@ class PendingRound(Generic[Key]):
         """Number of vectors in memory for the summed reports."""
         return self._finite.vectors + self._others.vectors
 
-    def fail(self, key: Key, reason: str) -> None:
-        """Record that an asked member cannot answer this time."""
+    def fail(self, key: Key, reason: str, *, silent: bool = False) -> None:
+        """Record that an asked member cannot answer this time.
+
+        Args:
+          silent: it has certainly sent no report.
+        """
+        if silent:
+            self.instances.pop(key, None)
         self.awaited.discard(key)
         self.failures[key] = self.failures.get(key, 0) + 1
         self.failure = reason
@@ -162,9 +191,12 @@ class PendingRound(Generic[Key]):
         """Record that a member disconnected; it missed the round unless it returns."""
         self.awaited.discard(key)
 
-    def forget(self, key: Key) -> None:
-        """Remove a member as if it had never been asked: another takes its place."""
+    def replace(self, key: Key, new: Key) -> None:
+        """Remove a member as if it had never been asked: `new` takes its place."""
         self.withdraw(key)
+        if key in self.instances:
+            self.instances[new] = self.instances.pop(key)
+            self._repeats[new] = self._repeats.pop(key, 0)
         self.asked.discard(key)
         self.failures.pop(key, None)
 
@@ -304,8 +336,8 @@ class CollectedRound:
         return members[np.argsort(self.numbers, kind="stable")]
 
     @property
-    def waited(self) -> list[float]:
-        return [answer.waited for answer in self.answers]
+    def waited(self) -> dict[int, float]:
+        return {int(answer.nodes[0]): answer.waited for answer in self.answers}
 
     @property
     def times(self) -> NodeTimes:
@@ -469,6 +501,10 @@ def _cap_answers(
             outliers[key] = names
             answer = replace(answer, costs=costs[index])
         answers[key] = answer
+    tallies = capped_tallies([answer.tallies for answer in answers.values()])
+    for (key, member), capped in zip(list(answers.items()), tallies, strict=True):
+        if isinstance(member, Answer) and capped != member.tallies:
+            answers[key] = replace(member, tallies=capped)
     return answers, outliers
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedbudget.codec import Codec
+from fedbudget.engines.remote.members import DEFAULT_SHARE, largest_within
 from fedbudget.engines.remote.task import LONG_NAME
 from fedbudget.evaluation.metrics import BINS, MOST_SCORED, ClassCounts, ErrorSums, Tally
 from fedbudget.protocol.messages import PeerError
@@ -87,6 +88,20 @@ def plausible_tallies(tallies: Sequence[Sequence[Tally]]) -> list[bool]:
         not each or (_form(each) == form and all(part.samples <= most for part in each))
         for each in tallies
     ]
+
+
+def capped_tallies(tallies: Sequence[Sequence[Tally]]) -> list[tuple[Tally, ...]]:
+    """Cap the weight of each peer at half of the total, like that of training samples.
+
+    Args:
+      tallies: of each peer; empty without test samples.
+    """
+    sizes = [each[0].samples for each in tallies if each]
+    most = largest_within(sizes, DEFAULT_SHARE) if len(sizes) >= FEWEST else math.inf
+    if most == math.inf:
+        return [tuple(each) for each in tallies]
+    cap = max(1, int(most))
+    return [tuple([part.capped(cap) for part in each]) for each in tallies]
 
 
 def _form(tallies: Sequence[Tally]) -> tuple[tuple[bool, ...], ...]:

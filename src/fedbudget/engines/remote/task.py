@@ -4,6 +4,9 @@ Every node describes its samples when it joins. Before the first round the aggre
 the descriptions. Features must match; classes are those of all nodes; standardised features
 use the mean and deviation over all nodes' samples. For tables, the nodes' named columns
 become one layout. A node that joins later must fit the agreed description.
+
+With a public schema, a description contains the schema and the numbers of samples, and
+nothing else. All nodes of a run then have the same schema, or none has one.
 """
 
 from collections.abc import Sequence
@@ -30,12 +33,10 @@ from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.features.compression import Compression
 from fedbudget.protocol.features.feature import Feature, FeatureSettings
 from fedbudget.protocol.messages import PeerError
+from fedbudget.secure.graph import MOST_NODES
 
 FEWEST = 10
 """Minimum number of samples in a published mean: fewer would reveal too much of each."""
-
-MOST_NODES = 5_000
-"""Maximum size of a fleet: its numbers fit in the first message of a report."""
 
 MOST_UPDATES = 10**9
 MOST_READINGS = 64
@@ -66,7 +67,7 @@ class SamplesDescription:
       features, target: moments for standardisation; None if not standardised.
       table: description of a node's table columns. `shape` is then the number of columns,
         and `features` is None.
-      layout: the agreed mapping from columns to features.
+      layout: the agreed mapping from columns to features, or that of a public schema.
       test_samples: number of samples held back for evaluation.
     """
 
@@ -97,6 +98,11 @@ class SamplesDescription:
         return Standardization(
             self.features.mean, deviation, float(self.target.mean[0]), spread
         )
+
+    @property
+    def public(self) -> bool:
+        """Whether a schema describes the samples."""
+        return self.layout is not None and self.layout.public
 
     @property
     def standardised(self) -> bool:
@@ -136,6 +142,8 @@ class Task:
       samples: the agreed description, without sizes.
       features: features of the run.
       readings: names of resources whose counters nodes read, in addition to time.
+      most_counted: under secure aggregation, the largest number of samples of a member
+        that counts. It is fixed for the whole run.
     """
 
     model: Name | ModelDescription
@@ -148,6 +156,7 @@ class Task:
     samples: SamplesDescription
     features: tuple[FeatureSettings, ...]
     readings: Annotated[tuple[Name, ...], Meta(max_length=MOST_READINGS)] = ()
+    most_counted: Annotated[int, Meta(ge=1, lt=2**40)] | None = None
 
     @cached_property
     def built_features(self) -> tuple[Feature, ...]:
@@ -182,6 +191,45 @@ def require_classes(theirs: SamplesDescription, classes: Sequence[str]) -> None:
     new = [name for name in theirs.classes if name not in classes]
     if new:
         raise PeerError(f"its class {new[0]!r} is not one of {', '.join(classes)}")
+
+
+def require_same_schema(theirs: SamplesDescription, ours: SamplesDescription) -> None:
+    """Raise `PeerError` unless both have the same public schema and scale."""
+    for name in ("layout", "classes", "features", "target", "stored", "values"):
+        if getattr(theirs, name) != getattr(ours, name):
+            raise PeerError(
+                "another schema or scale: use the same file everywhere, and standardise "
+                "at all nodes or at none"
+            )
+
+
+@dataclass(frozen=True)
+class DataTerms:
+    """What data must fulfil before there is a task.
+
+    Args:
+      classes: all allowed classes; None for any.
+      private: whether the run is private.
+      schema: description by the schema of the run, if it has one.
+    """
+
+    classes: Sequence[str] | None = None
+    private: bool = False
+    schema: SamplesDescription | None = None
+
+    def require(self, theirs: SamplesDescription) -> None:
+        """Raise `PeerError` if samples do not fulfil the terms."""
+        if self.classes is not None:
+            require_classes(theirs, self.classes)
+        if self.schema is not None:
+            require_same_schema(theirs, self.schema)
+        exact = theirs.table is not None or theirs.features is not None
+        if self.private and exact and not theirs.public:
+            raise PeerError(
+                "a private run accepts no means, deviations and categories of data: join "
+                "with a public schema, which fedbudget data schema drafts, or use "
+                "arrays that are not standardised"
+            )
 
 
 def require_model(
@@ -243,13 +291,14 @@ def agree(
         everyone = {name for each in samples for name in each.classes}
         agreed = tuple(sorted(everyone, key=class_sort_key))
     targets = [each.target for each in samples if each.target is not None]
+    target = Moments.combine(targets, rows) if targets else None
     return replace(
         first,
         sizes=(),
         shape=first.shape if layout is None else (layout.features,),
         classes=agreed,
         features=features,
-        target=Moments.combine(targets, rows) if targets else None,
+        target=first.target if first.public else target,
         table=None,
         layout=layout,
         test_samples=sum(each.test_samples for each in samples),
@@ -260,6 +309,8 @@ def _agree_on_features(
     samples: Sequence[SamplesDescription], rows: Sequence[int], names: Sequence[str]
 ) -> tuple[Layout | None, Moments | None]:
     """Layout of the tables' columns, and the moments of features to be standardised."""
+    if samples[0].public:
+        return samples[0].layout, samples[0].features
     tables = [each.table for each in samples if each.table is not None]
     if tables:
         layout, moments = agree_on_layout(tables, names)
@@ -276,6 +327,12 @@ def _require_alike(samples: Sequence[SamplesDescription], here: str, there: str)
     """
     first = samples[0]
     for other in samples[1:]:
+        if first.public != other.public:
+            place = here if other.public else there
+            raise PeerError(f"a schema {place}, and none for the others")
+        if first.public:
+            require_same_schema(other, first)
+            continue
         if _is_table(first) != _is_table(other):
             raise PeerError(f"{_form(other)} {here}, and {_form(first)} {there}")
         names = ["values"] if _is_table(first) else list(_COMPARED)

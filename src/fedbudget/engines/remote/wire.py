@@ -49,7 +49,7 @@ from fedbudget.engines.remote.messages import (
 )
 from fedbudget.engines.remote.tallies import MAX_TALLIES_BYTES, pack_tallies, unpack_tallies
 from fedbudget.engines.remote.task import Task
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, printable
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.features import compression
 from fedbudget.protocol.features.feature import (
@@ -67,18 +67,19 @@ from fedbudget.protocol.messages import (
 from fedbudget.resources.resource import Usage
 from fedbudget.secure import messages as masking
 
-VERSION = 8
+VERSION = 9
 """Version of this protocol. Up to version 7, messages were protobuf."""
 
 LONGEST = 2**20 + 2**18
 """Maximum number of bytes of a message, with the first part of its vectors."""
 
-MOST_COST_BYTES = 20_000
+MOST_COST_BYTES = 8_000
 Bytes = bytes | memoryview
 
 _HEAD = struct.Struct("<BBI")
 _FIRST_KIND = 0x81  # no message of protobuf starts with a byte from 0x80 on
 _MOST_VECTORS = 8
+_LONG_ERROR = 300  # characters
 # most bytes of a broadcast without its vectors, and more for the updates of each node
 _MOST_NUMBERS = 1000
 _BYTES_OF_UPDATES = 9
@@ -138,6 +139,9 @@ _KINDS: dict[str, type] = {
     "group": masking.Group,
     "relay": masking.Relay,
     "survivors": masking.Survivors,
+    "confirmations": masking.Confirmations,
+    "abstention": masking.Abstention,
+    "confirmed": masking.Confirmed,
 }
 _CODES = {kind: code for code, kind in enumerate(_KINDS.values(), _FIRST_KIND)}
 _NAMES = dict(enumerate(_KINDS, _FIRST_KIND))
@@ -231,6 +235,12 @@ def pack_broadcast(
     return _packed(SentRequest, _CODECS[SentRequest].pack(sent), *vectors)
 
 
+def contents_of(broadcast: Broadcast) -> tuple[bytes, list[NDArray[Any]]]:
+    """A broadcast without the number of its round and its catch-up, and its vectors."""
+    content = replace(broadcast, round=0, catch_up=None, report=_NOT_SENT)
+    return _broadcast_codec(registered_features()).encode(content)
+
+
 def pack_report(
     report: Report, costs: Usage, vectors: Bytes, tallies: Sequence[Tally] = ()
 ) -> Packed:
@@ -292,7 +302,9 @@ def read(
         else:
             message = _CODECS[name].decode(frame.header, arrays)
     except ValueError as error:
-        raise PeerError(f"a {name} cannot be read: {error}") from None
+        raise PeerError(
+            f"a {name} cannot be read: {printable(str(error), _LONG_ERROR)}"
+        ) from None
     if name in _CHECKS:
         _CHECKS[name](message)
     return message
@@ -309,6 +321,11 @@ def read_masked(frame: Frame) -> MaskedReport:
     return replace(report, costs=checks.checked_costs(report.costs))
 
 
+def read_abstention(frame: Frame) -> masking.Abstention:
+    message: masking.Abstention = read(frame, MOST_COST_BYTES)
+    return replace(message, costs=checks.checked_costs(message.costs))
+
+
 def task_to_text(task: Task) -> str:
     """Encode a task for a checkpoint."""
     return _TASK.pack(task).hex()
@@ -319,7 +336,9 @@ def task_from_text(text: str) -> Task:
     try:
         task = _TASK.unpack(bytes.fromhex(text))
     except ValueError as error:
-        raise PeerError(f"a task cannot be read: {error}") from None
+        raise PeerError(
+            f"a task cannot be read: {printable(str(error), _LONG_ERROR)}"
+        ) from None
     checks.check_task(task)
     return task
 
@@ -364,7 +383,9 @@ class EncodedBroadcast:
             codec = _broadcast_codec(registered_features())
             broadcast = codec.decode(sent.broadcast, arrays)
         except ValueError as error:
-            raise PeerError(f"a broadcast cannot be read: {error}") from None
+            raise PeerError(
+                f"a broadcast cannot be read: {printable(str(error), _LONG_ERROR)}"
+            ) from None
         layout = expected_layout(self.task.built_features, broadcast)
         request = RoundRequest(replace(broadcast, report=layout), sent.base_round)
         checks.check_request(request, self.task)
@@ -414,7 +435,8 @@ class ExpectedReport:
     def read(self, frame: Frame, nodes: int) -> tuple[SentReport, list[int]]:
         """Decode and check everything but vectors; also return the bytes of each vector."""
         due = nodes * len(self.broadcast.report.numbers)
-        sent: SentReport = read(frame, MOST_COST_BYTES + MAX_TALLIES_BYTES + 8 * due)
+        tallies = MAX_TALLIES_BYTES if self.tallies else 0
+        sent: SentReport = read(frame, MOST_COST_BYTES + tallies + 8 * due)
         if sent.round != self.broadcast.round:
             raise PeerError(
                 f"a report of round {sent.round} instead of round {self.broadcast.round}"

@@ -7,32 +7,35 @@ that round and discards later ones, so that a repeated round has the same bits.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedbudget.arrays import Flags, Float32, Float64
+from fedbudget.arrays import Flags, Float32, Float64, Int64
+from fedbudget.data.dataset import Dataset
 from fedbudget.data.shards import Table
 from fedbudget.engines import in_process
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData, describe_own
-from fedbudget.engines.remote.node_limits import NodeLimits, PrivacyAccount
+from fedbudget.engines.remote.node_limits import BeyondLimits, NodeLimits, PrivacyAccount
 from fedbudget.engines.remote.task import Task, rounds_ahead
 from fedbudget.errors import UserError, as_user_error
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.base import Model, require_fit
 from fedbudget.protocol.features.feature import FleetState, trial_rounds
+from fedbudget.protocol.features.sample_privacy import SamplePrivacy
 from fedbudget.protocol.features.workload import Work
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import (
-    Broadcast,
     LocalError,
     LocalUpdates,
     PeerError,
+    PersonalRound,
     Report,
 )
+from fedbudget.protocol.personal import Personal, report_of
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.resource import Reader, Reading, Resource, Usage
@@ -47,6 +50,34 @@ class _SavedRound:
     w: Float32 | None
 
 
+@dataclass(frozen=True)
+class NodeResult:
+    """The result of a run at a node.
+
+    Args:
+      model: the model.
+      name: its name, if it has one.
+      samples: description of the node's samples, without the samples.
+      w: the global model, [parameters].
+      personal: the personal model of each of its nodes.
+    """
+
+    model: Model
+    name: str | None
+    samples: Dataset
+    w: Float32
+    personal: Sequence[Personal]
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A round before its local updates, and the counters at its beginning."""
+
+    request: RoundRequest
+    fleet: Fleet
+    counters: Float64
+
+
 class Worker:
     """The work of a node.
 
@@ -58,6 +89,10 @@ class Worker:
       readers: counters by resource, instead of the resource's own; None to disable one.
       limits: the node's own limits.
       account: the node's privacy account, if it has a privacy limit.
+      keep_figures: whether the figures of personal models stay here.
+      batch_secret: hides the positions of mini-batches from the aggregator; None draws them
+        from its seed, as in one process.
+      on_result: called with the result of the run, if the aggregator sends it.
     """
 
     def __init__(
@@ -70,9 +105,15 @@ class Worker:
         readers: Mapping[str, Reader | None] | None = None,
         limits: NodeLimits | None = None,
         account: PrivacyAccount | None = None,
+        keep_figures: bool = False,
+        batch_secret: int | None = None,
+        on_result: Callable[["NodeResult"], None] = lambda result: None,
     ) -> None:
         self.limits = limits or NodeLimits()
         self.account = account
+        self.keep_figures = keep_figures
+        self._batch_secret = batch_secret
+        self._on_result = on_result
         self.node_data = node_data
         self.run = ""
         self.made = 0  # rounds, whether the aggregator counted them or not
@@ -91,28 +132,60 @@ class Worker:
         self._initial: Fleet | None = None  # before its first round
         self._test: Table | None = None  # test samples, if any
         self._saved: list[_SavedRound] = []
+        self._begun: _Begun | None = None
 
     @property
     def rounds(self) -> tuple[int, ...]:
         """Rounds of which the node has its state."""
         return tuple(saved.round for saved in self._saved)
 
-    def hello(self, instance: str) -> Hello:
+    def hello(self, instance: str, *, private: bool = False) -> Hello:
         """The node's first message.
+
+        With a privacy limit or in a private run, it contains nothing that follows from
+        samples, apart from their number and, without a schema, the classes of arrays.
 
         Args:
           instance: identifier of the process.
+          private: whether the aggregator has announced a private run.
+
+        Raises:
+          UserError: the limit is reached, or the description would contain statistics.
         """
+        self.require_public(private=private)
         samples = self.node_data.samples()
         return Hello(instance, samples, self.run, self.rounds, describe_own(self._model))
+
+    def require_public(self, *, private: bool = False) -> None:
+        """Refuse to introduce this node; see `hello`. Nothing is sent before."""
+        if self.account is not None:
+            self.account.require_left()
+        if private or self.account is not None:
+            self.node_data.require_public()
+
+    def must_hide(self, welcome: Welcome, error: UserError) -> bool:
+        """Whether the reason why this node refuses a task may follow from its samples.
+
+        It may name a class, for example. In a private run it stays at the node.
+        """
+        if isinstance(error, BeyondLimits):
+            return False
+        try:
+            private = any(each.kinds for each in welcome.task.built_features)
+        except PeerError:
+            return False  # the error is about the task alone
+        return private or self.account is not None
 
     def start(self, welcome: Welcome) -> Usage:
         """Accept the task and run a trial, which also compiles kernels.
 
         The trial consists of a round and, with test samples, an evaluation.
         """
-        with self._working():
+        self.busy = True
+        try:
             return self._start(welcome)
+        finally:
+            self.busy = False
 
     def _start(self, welcome: Welcome) -> Usage:
         fleet = self.accept(welcome).fork()
@@ -157,10 +230,16 @@ class Worker:
         except PeerError as error:
             raise UserError(str(error)) from None  # another attempt would not help
         self.limits.require_task(task, min(map(len, self.node_data.rows)))
+        if any(each.name == SamplePrivacy.name for each in task.built_features):
+            self.node_data.require_public()
         if self.account is not None:
             self.account.require_private(task)
         self._initial = self.node_data.fleet(
-            task, welcome.numbers, device=self._device, own_model=self._model
+            task,
+            welcome.numbers,
+            device=self._device,
+            own_model=self._model,
+            batch_secret=self._batch_secret,
         )
         self._test = self.node_data.test_table(task.samples, self._initial.model)
         self._saved = []
@@ -206,10 +285,22 @@ class Worker:
         """The w of the broadcast of `base_round`."""
         return self._after(base_round).w
 
-    def answer(self, request: RoundRequest) -> Answer:
-        """Run a round; return the report and its costs."""
+    @property
+    def task(self) -> Task:
+        """The accepted task."""
         if self._task is None:
-            raise LocalError("answer() requires accept() or start() first")
+            raise LocalError("there is no task before accept() or start()")
+        return self._task
+
+    @property
+    def numbers(self) -> Int64:
+        """Numbers of the nodes, [n]."""
+        return self._after(0).fleet.numbers
+
+    def begin(self, request: RoundRequest) -> Fleet:
+        """Begin a round up to its local updates, and return the fleet that makes it."""
+        if self._task is None:
+            raise LocalError("a round requires accept() or start() first")
         broadcast = request.broadcast
         self.limits.require_round(broadcast)
         if self.account is not None:
@@ -222,8 +313,33 @@ class Worker:
             -(ahead + 2) :
         ]
         fleet = base.fleet.fork()
-        with self._working():
-            report, costs = self._round(fleet, broadcast)
+        began = self._counters.read()
+        last = self._last_report
+        if last is not None:
+            # Machine-wide counters continue while the node waits: they start at the last
+            # report.
+            began = np.where(self._machine_wide & ~np.isnan(last), last, began)
+        fleet.receive(broadcast)
+        self._begun = _Begun(request, fleet, began)
+        return fleet
+
+    def answer(self, request: RoundRequest) -> Answer:
+        """Run a round, or complete the begun one; return the report and its costs."""
+        if isinstance(request.broadcast, PersonalRound):
+            fleet = self._after(request.base_round).fleet
+            return self._personalise(fleet, request.broadcast, self.task)
+        self.busy = True
+        try:
+            if self._begun is None or self._begun.request is not request:
+                self.begin(request)
+            begun = self._begun
+            self._begun = None
+            assert begun is not None
+            report, costs = self._round(begun)
+        finally:
+            self.busy = False
+        fleet = begun.fleet
+        broadcast = request.broadcast
         tallies: tuple[Tally, ...] = ()
         if broadcast.evaluate:
             best = broadcast.result
@@ -234,24 +350,47 @@ class Worker:
             costs = replace(costs, evaluation=evaluation)
             self._last_report = self._counters.read()
         self.made += 1
-        if not ahead:
+        if not self._ahead:
             fleet.compact()
         self._saved.append(_SavedRound(broadcast.round, fleet, broadcast.w))
         return Answer(report, costs, tallies)
 
-    def encode(self, report: Report) -> bytes | memoryview:
-        """Encode the vectors of the last report for sending."""
-        if not self._saved or self._saved[-1].round != report.round:
-            raise LocalError("only the last report can be encoded")
-        return self._saved[-1].fleet.sent.encoded(report)
-
-    @contextmanager
-    def _working(self) -> Iterator[None]:
+    def _personalise(self, fleet: Fleet, broadcast: PersonalRound, task: Task) -> Answer:
+        """Fit the personal models of this node; none of them leaves it."""
+        if self.account is not None and broadcast.figures:
+            self.account.pay(self.run, broadcast)  # refuses: figures are not private
+        now = self._counters.read
+        began = now()
         self.busy = True
         try:
-            yield
+            models = fleet.personalise(broadcast.w)
         finally:
             self.busy = False
+        private = any(feature.kinds for feature in task.built_features)
+        kept = self.keep_figures or self.account is not None or private
+        shown = () if kept else models
+        report = report_of(broadcast, fleet.numbers, fleet.sizes, shown)
+        whole = now() - began
+        costs = Usage(self._counters.readings(whole - whole, whole, 1), len(report.nodes))
+        name = task.model if isinstance(task.model, str) else None
+        samples = self.node_data.aligned(task.samples).empty()
+        self._on_result(NodeResult(fleet.model, name, samples, broadcast.w, models))
+        return Answer(report, costs)
+
+    def encode(self, report: Report) -> bytes | memoryview:
+        """Encode the vectors of the last report for sending."""
+        last = self._saved[-1] if self._saved else None
+        if last is None or last.round != report.round:
+            if not report.vectors:
+                return b""
+            raise LocalError("only the last report can be encoded")
+        state = last.fleet.state
+        if state is not None and getattr(state.broadcast, "only_masked", False):
+            raise BeyondLimits(
+                "the aggregator requests sums over samples without masks; start it with "
+                "`secure_aggregation`"
+            )
+        return last.fleet.sent.encoded(report) if report.vectors else b""
 
     def _after(self, number: int) -> _SavedRound:
         """The state after a round; 0 for the initial state."""
@@ -266,10 +405,9 @@ class Worker:
             f"this node has no memory of round {number}, only of {list(self.rounds)}"
         )
 
-    def _round(self, fleet: Fleet, broadcast: Broadcast) -> tuple[Report, Usage]:
+    def _round(self, begun: _Begun) -> tuple[Report, Usage]:
         now = self._counters.read
-        began = self._began(now())
-        fleet.receive(broadcast)
+        fleet = begun.fleet
         updating = now()
         if self._pace > 1:
             self._update_slowly(fleet)
@@ -278,8 +416,9 @@ class Worker:
         update_costs = now() - updating
         report = fleet.report()
         self._last_report = now()
-        whole = self._last_report - began
-        readings = self._counters.readings(update_costs, whole, broadcast.steps)
+        whole = self._last_report - begun.counters
+        steps = begun.request.broadcast.steps
+        readings = self._counters.readings(update_costs, whole, steps)
         return report, Usage(readings, len(report.nodes))
 
     def _update_slowly(self, fleet: Fleet) -> None:
@@ -304,13 +443,3 @@ class Worker:
                 tallies.append(Tally.of(model, w, self._test, units))
         used = counters.read() - began
         return tuple(tallies), counters.readings(used - used, used, 1)
-
-    def _began(self, now: Float64) -> Float64:
-        """Counters at the start of the round.
-
-        Machine-wide counters start at the last report: they continue while the node waits.
-        """
-        last = self._last_report
-        if last is None:
-            return now
-        return np.where(self._machine_wide & ~np.isnan(last), last, now)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from fedbudget.experiments.figures.figure import Figure
+from fedbudget.experiments.figures.natural import Natural
 from fedbudget.experiments.figures.paper import LossAgainstTau, Sensitivity, Varying
 from fedbudget.experiments.figures.single_runs import (
     Instantaneous,
@@ -27,6 +28,7 @@ _KINDS: Mapping[str, type[Figure]] = {
         Sensitivity,
         Synchrony,
         SingleSynchrony,
+        Natural,
     )
 }
 

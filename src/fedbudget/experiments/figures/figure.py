@@ -139,6 +139,12 @@ class Figure(ABC):
         rows: Rows = table.to_pylist()
         return rows
 
+    def default_runs(self, *, quick: bool) -> int:
+        """Return the number of runs of each setting."""
+        if self.long:
+            return 1
+        return 2 if quick else 15
+
     def made_of(self, settings: Sequence[Settings], size: GridSize, on: str) -> str:
         """Describe the number of runs, the data and the methods."""
         cells = self.sweep(settings, size).cells
@@ -191,6 +197,14 @@ def where(rows: Rows, **values: Any) -> list[Row]:
 def distinct(rows: Rows, name: str) -> list[Any]:
     """Return the values of a column, each once, in the order of the rows."""
     return list(dict.fromkeys(row[name] for row in rows if row[name] is not None))
+
+
+def grouped(rows: Rows, name: Callable[[Row], str]) -> dict[str, list[Row]]:
+    """Return the rows by name, in the order of the rows."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(name(row), []).append(row)
+    return groups
 
 
 def mean(rows: Rows, name: str) -> float:
@@ -275,6 +289,22 @@ def runs_text(runs: int) -> str:
 def picture(width: float, height: float) -> Picture:
     """Return an empty picture of this size in inches."""
     return Picture(figsize=(width, height), layout="constrained", dpi=120)
+
+
+def draw_tasks(
+    by_task: Mapping[str, Rows], panel: Callable[[Axes, Rows], None], columns: int = 4
+) -> Picture:
+    """Draw a panel for each task."""
+    columns = min(columns, len(by_task))
+    lines = -(-len(by_task) // columns)
+    drawn = picture(3.3 * columns + 0.6, 3.1 * lines + 0.4)
+    axes = drawn.subplots(lines, columns, squeeze=False).ravel()
+    for axis in axes[len(by_task) :]:
+        axis.remove()
+    for axis, (task, rows) in zip(axes, by_task.items(), strict=False):
+        axis.set_title(task, fontsize="medium")
+        panel(axis, rows)
+    return drawn
 
 
 def draw_cases(

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import get_num_threads, njit, prange, types
+from numba import config, get_num_threads, njit, prange, types
 from numba.extending import overload, register_jitable
 
 from fedbudget.models import compiling
@@ -32,7 +32,17 @@ from fedbudget.models import compiling
 # first use.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-__all__ = ["correct", "descend", "descend_few", "get_num_threads", "losses"]
+__all__ = [
+    "MOST_THREADS",
+    "correct",
+    "descend",
+    "descend_few",
+    "get_num_threads",
+    "losses",
+]
+
+MOST_THREADS: int = config.NUMBA_NUM_THREADS
+"""Upper limit of `get_num_threads`, which is slow to call in every round."""
 
 compiling.watch()
 

@@ -22,6 +22,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from inspect import signature
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -80,8 +81,10 @@ class TorchModel(BaseModel):
 
     Args:
       module: the module, with its initial parameters; or a function or class that creates
-        it. With a function, the run's seed determines the initial parameters. The module
-        is copied. Frozen parameters (`requires_grad=False`) are neither changed nor sent.
+        it. With a function, the run's seed determines the initial parameters. If it has an
+        argument `dropout` with the default 0, a run that overfits continues with dropout.
+        The module is copied. Frozen parameters (`requires_grad=False`) are neither changed
+        nor sent.
       loss: (output, y) to the mean loss over the batch. The default is cross-entropy for
         classes and squared error for real targets.
       metrics: functions (output, y) to a number, by name, for the test samples. One named
@@ -182,6 +185,7 @@ class TorchModel(BaseModel):
         self._batches_nodes = self.parameters <= _SMALL and not in_turn
         self._batches_samples = True
         self._predicted: tuple[Table, Float32, tuple[Tensor, Tensor]] | None = None
+        self._with_dropout: dict[float, TorchModel] = {}
 
     @property
     def parameters(self) -> int:
@@ -217,6 +221,19 @@ class TorchModel(BaseModel):
         if self._make is None:
             return self._initial.copy()
         return self._flatten(create_module(self._make, seed)).read()
+
+    def with_dropout(self, share: float) -> "TorchModel | None":
+        make: Any = self._make
+        if make is None:
+            return None
+        argument = signature(make).parameters.get("dropout")
+        if argument is None or argument.default != 0:
+            return None
+        known = self._with_dropout.get(share)
+        if known is None:
+            known = TorchModel(partial(make, dropout=share), **self._options)
+            self._with_dropout[share] = known
+        return known
 
     def trained(self, w: Float32, shard: Shard | None = None) -> nn.Module:
         """Return a copy of the module with the parameters w, on the CPU, in evaluation

@@ -19,6 +19,9 @@ defaults.
 
     5x5x6 convolution, 2x2 max-pool, 5x5x16 convolution, 2x2 max-pool,
     120 hidden, 84 hidden, softmax (in the loss)
+
+With `dropout`, a share of the values of each hidden, fully connected layer is set to 0 in
+training. The parameters are the same.
 """
 
 from collections.abc import Callable
@@ -31,15 +34,18 @@ _CHANNELS = 32
 _HIDDEN = 256
 
 
-def mlp(features: int, outputs: int) -> nn.Module:
+def mlp(features: int, outputs: int, dropout: float = 0.0) -> nn.Module:
     """Create the network; it returns a score for each class, or one number."""
     network = nn.Sequential(
-        nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, outputs)
+        nn.Flatten(),
+        nn.Linear(features, 64),
+        _hidden(dropout),
+        nn.Linear(64, outputs),
     )
     return _started(network, partial(nn.init.kaiming_normal_, nonlinearity="relu"), 0.0)
 
 
-def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
+def lenet(shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
     """Create the network for images (channels, height, width) of at least 16x16 pixels."""
     channels, height, width = shape
     z = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
@@ -52,14 +58,14 @@ def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(z, 120),
-        nn.ReLU(),
+        _hidden(dropout),
         nn.Linear(120, 84),
-        nn.ReLU(),
+        _hidden(dropout),
         nn.Linear(84, classes),
     )
 
 
-def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+def cnn(shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
     """Create the network for images (channels, height, width)."""
     channels, height, width = shape
     z = (
@@ -76,10 +82,17 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.MaxPool2d(2, ceil_mode=True),
         nn.Flatten(),
         nn.Linear(z, _HIDDEN),
-        nn.ReLU(),
+        _hidden(dropout),
         nn.Linear(_HIDDEN, classes),
     )
     return _started(network, partial(nn.init.trunc_normal_, std=0.1, a=-0.2, b=0.2), 0.1)
+
+
+def _hidden(dropout: float) -> nn.Module:
+    """Create the function after a hidden layer."""
+    if not dropout:
+        return nn.ReLU()
+    return nn.Sequential(nn.ReLU(), nn.Dropout(dropout))
 
 
 def _started(network: nn.Module, draw: Callable[[Tensor], Any], bias: float) -> nn.Module:

@@ -63,13 +63,14 @@ updates, and τ_eff replaces τ in all formulas above: (w(t₀) - w_i(t)) / ητ
 gradient of a node's τ_i updates, and the proof holds.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.frozen import updated
 from fedbudget.models.base import Model
 from fedbudget.protocol.features.feature import (
     MOST_BEYOND,
@@ -300,7 +301,7 @@ class DriftState(FeatureState):
         elif partly and part is not None and part.strength is not None:
             # Some nodes were absent: correction restarts if it was partial.
             coming = DriftPart(correct=False, share=share)
-        return replace(
+        return updated(
             self,
             mean=next_mean(self.mean if corrected else None, gradient, share),
             coming=coming,
@@ -381,8 +382,8 @@ class Correction(NodeMemory):
             gradients -= shift
         finite = np.asarray(np.isfinite(gradients).all(axis=1))
         if finite.all():
-            return replace(self, own=gradients, learned=True)
-        return replace(self, own=np.where(finite[:, None], gradients, self.own))
+            return updated(self, own=gradients, learned=True)
+        return updated(self, own=np.where(finite[:, None], gradients, self.own))
 
     @property
     def persistence(self) -> tuple[Float64, Float64]:
@@ -398,7 +399,7 @@ class Correction(NodeMemory):
     def with_mean(self, mean: Float32) -> "Correction":
         """Set c, and with it the shifts of the coming interval."""
         shift = mean - self.own
-        return replace(
+        return updated(
             self,
             mean=mean,
             shift=shift,
@@ -460,6 +461,13 @@ class DriftCorrection(Feature):
             if sent.since > last.broadcast.round:
                 before = before.forget()
             local.memories[self.name] = before.with_mean(sent.mean)
+
+    def common(self, local: LocalRound) -> Sequence[Float32]:
+        part = local.broadcast.by_kind.get(DriftPart)
+        correction: Correction | None = local.memories.get(self.name)
+        if part is None or correction is None or not part.correct:
+            return ()
+        return (correction.mean,)
 
     def shift(self, local: LocalRound) -> Float32 | None:
         part = local.broadcast.by_kind.get(DriftPart)

@@ -278,7 +278,8 @@ class EstimateSlopes(Feature):
             local.memories[self.name] = SteepestChange(gradients)
         distance = measured.distance
         assert distance is not None
-        return slope(losses, distance), slope(norms(gradients), distance)
+        rho, beta = slope(np.stack([losses, norms(gradients)]), distance)
+        return rho, beta
 
     # Aggregator.
 

@@ -24,15 +24,18 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.budget.budget import Ledger
 from fedbudget.budget.control import ControlInputs, Decision
 from fedbudget.data.sampling import BatchIndices, Sampler, SamplerState
 from fedbudget.data.shards import Shards
+from fedbudget.errors import printable
 from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.messages import (
     ROUNDS,
     Broadcast,
     FinalRound,
     PeerError,
+    PersonalRound,
     ReportLayout,
     RoundPart,
     TrainRound,
@@ -103,6 +106,14 @@ class NodeNoise(Protocol):
             Different inputs receive different noise; otherwise differences would reveal
             samples.
           size: how many numbers.
+        """
+
+    def draw_integers(
+        self, round_: int, node: int, update: int, inputs: bytes, size: int, bits: int
+    ) -> Int64:
+        """Return exact discrete Gaussian integers of standard deviation 2^bits, [size].
+
+        Other arguments as for `draw`.
         """
 
 
@@ -215,8 +226,7 @@ class RoundResult:
       quantize: returns vectors as nodes receive them; None without compression.
       statistics: number of running statistics at the end of w.
       last: whether the round was to use up the budget.
-      spent: spent share of the budget.
-      cost: cost of the round in local updates; infinite if those cost nothing.
+      ledger: the ledger after the round.
       states: states of features by name; those before a feature are up to date.
     """
 
@@ -233,9 +243,18 @@ class RoundResult:
     quantize: Quantize | None
     statistics: int
     last: bool
-    spent: float
-    cost: float
+    ledger: Ledger
     states: dict[str, FeatureState]
+
+    @property
+    def spent(self) -> float:
+        """Spent share of the budget."""
+        return self.ledger.share
+
+    @property
+    def cost(self) -> float:
+        """Cost of the round in local updates; infinite if those cost nothing."""
+        return self.ledger.cost_in_updates(self.broadcast.steps)
 
 
 @dataclass(frozen=True)
@@ -267,7 +286,9 @@ class Chosen:
 
     Args:
       w: [parameters].
-      round: the round that started with it.
+      round: the round that validated it.
+      mean: whether it is the mean of w up to that round, not the w that the round started
+        with.
       loss: its validation loss.
       first_loss: validation loss of w(0).
       improved: the round that started with the last significantly better w.
@@ -276,6 +297,7 @@ class Chosen:
 
     w: Float32
     round: int
+    mean: bool
     loss: float
     first_loss: float
     improved: int
@@ -346,6 +368,15 @@ class Feature:
 
     def begin(self, local: LocalRound) -> None:
         """Prepare a round, before its mini-batches are drawn."""
+
+    def common(self, local: LocalRound) -> Sequence[Float32]:
+        """Return vectors of earlier rounds that all nodes of this round share.
+
+        Nodes of a masked sum compare them. They must contain everything that this feature
+        took from the aggregator before this broadcast, or in its `catch_up`, and that
+        changes the report.
+        """
+        return ()
 
     def measure(self, local: LocalRound) -> None:
         """Evaluate what precedes the local updates, with the mini-batches of the round."""
@@ -430,6 +461,10 @@ class Feature:
         """Return the result of the run if it is not w^f."""
         return None
 
+    def restart(self, state: Any) -> Float32 | None:
+        """Return the w from which the run continues if it is not w(t), [parameters]."""
+        return None
+
     def ends(self, state: Any) -> float:
         """Return the share of the budget after which the run ends; 1 for all of it."""
         return 1.0
@@ -500,7 +535,7 @@ class Feature:
         return state  # type: ignore[no-any-return]
 
     def recovered(self, state: Any) -> FeatureState | None:
-        """Return the state after a damaged w was replaced by w^f."""
+        """Return the state after w was replaced: by w^f, or by a `restart`."""
         return state  # type: ignore[no-any-return]
 
 
@@ -536,18 +571,21 @@ class FeatureSettings:
           PeerError: this process does not know the feature, or not with these settings.
         """
         kind = _REGISTERED.get(self.kind)
+        name = printable(self.kind, 100)
         if kind is None:
             raise PeerError(
-                f"the run uses the feature {self.kind}, which is not known here: import "
+                f"the run uses the feature {name}, which is not known here: import "
                 "the file that defines it before you join"
             )
         known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
         if unknown := sorted(self.options.keys() - known):
-            raise PeerError(f"the feature {self.kind} has no option {', '.join(unknown)}")
+            option = printable(unknown[0], 100)
+            raise PeerError(f"the feature {name} has no option {option}")
         try:
             return msgspec.convert(dict(self.options), kind)
         except (TypeError, ValueError) as error:
-            raise PeerError(f"the feature {self.kind} cannot be used: {error}") from None
+            reason = printable(str(error), 300)
+            raise PeerError(f"the feature {name} cannot be used: {reason}") from None
 
 
 def register_feature(kind: type[F]) -> type[F]:
@@ -598,6 +636,8 @@ def expected_layout(features: tuple[Feature, ...], broadcast: Broadcast) -> Repo
       PeerError: a run with these features has no such round.
     """
     kinds = [kind for feature in features for kind in feature.kinds]
+    if isinstance(broadcast, PersonalRound):
+        return default_layout(PersonalRound) if broadcast.figures else ReportLayout()
     if not isinstance(broadcast, tuple(kinds) or (TrainRound, FinalRound)):
         raise PeerError(f"{type(broadcast).__name__} is no round of this run")
     if isinstance(broadcast, TrainRound):
@@ -619,23 +659,16 @@ def trial_rounds(features: Sequence[Feature], w: Float32, eta: float) -> list[Br
       three rounds with τ=1, and a final round if the run has one.
     """
     rounds: list[Broadcast] = []
-    parts = [feature.message(feature.first(w)) for feature in features]
+    messages = [feature.message(feature.first(w)) for feature in features]
+    parts = tuple([part for part in messages if part is not None])
     for number in (1, 2, 3):
         own = [feature.trial(number, w, eta) for feature in features]
         kinds = [each for each in own if each is not None]
-        rounds.append(
-            kinds[0]
-            if kinds
-            else TrainRound(
-                round=number,
-                w=w,
-                tau=1,
-                eta=eta,
-                effective=1,
-                report=report_layout(tuple(features), number == 1),
-                parts=tuple([part for part in parts if part is not None]),
-            )
+        layout = report_layout(tuple(features), number == 1)
+        usual = TrainRound(
+            round=number, w=w, tau=1, eta=eta, effective=1, report=layout, parts=parts
         )
+        rounds.append(kinds[0] if kinds else usual)
     if isinstance(rounds[0], TrainRound):
         layout = final_layout(tuple(features))
         rounds.append(FinalRound(round=4, w=w, parts=rounds[0].parts, report=layout))

@@ -12,6 +12,7 @@ Formulas about an interval start from `start` instead of w(t₀) (drift.py). A r
 up the budget is followed by no momentum: the run ends at the mean.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -124,6 +125,12 @@ class Momentum(Feature):
                 f"round {number} has momentum, and this node lacks the previous w"
             )
         return missed.before
+
+    def common(self, local: LocalRound) -> Sequence[Float32]:
+        memory: MomentumMemory | None = local.memories.get(self.name)
+        if memory is not None:
+            return (memory.before,)
+        return () if local.start is local.broadcast.w else (local.start,)
 
     def shift(self, local: LocalRound) -> Float32 | None:
         broadcast = local.broadcast

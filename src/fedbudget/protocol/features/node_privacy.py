@@ -69,6 +69,7 @@ from fedbudget.budget.budget import Budget, Costs, Ledger
 from fedbudget.budget.control import Decision, Reason
 from fedbudget.budget.spending import SpendingRule
 from fedbudget.errors import UserError
+from fedbudget.frozen import updated
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.features.estimates import one_of, own_steps, searched_steepness
 from fedbudget.protocol.features.feature import (
@@ -88,18 +89,12 @@ from fedbudget.protocol.messages import (
     PrivateRound,
     Report,
     SampleRound,
+    SampleSumRound,
     UpdateReport,
 )
 from fedbudget.protocol.method import PrivateRule
 from fedbudget.protocol.stages import move, reopen
-from fedbudget.protocol.state import (
-    AggregatorState,
-    Outcome,
-    Payment,
-    Phase,
-    Round,
-    updated,
-)
+from fedbudget.protocol.state import AggregatorState, Outcome, Payment, Phase, Round
 from fedbudget.protocol.sums import NoisySums, Sums, add_up
 
 MEASURED = 0.05
@@ -146,7 +141,7 @@ def multipliers(broadcast: Broadcast) -> Multipliers:
         return Multipliers(
             math.sqrt(1 / (2 * (1 - COUNTED) * rho)), math.sqrt(1 / (2 * COUNTED * rho))
         )
-    if isinstance(broadcast, SampleRound):  # added by the nodes, for all updates together
+    if isinstance(broadcast, SampleRound | SampleSumRound):  # for all updates together
         return Multipliers(math.sqrt(1 / (2 * rho)), math.inf)
     return Multipliers(math.inf, math.sqrt(1 / (2 * rho)))
 
@@ -484,7 +479,7 @@ class PrivateAggregator(Aggregator):
             noise = self._rule.noise.draw(broadcast.round, noise_size(broadcast))
             reports = with_noise(reports, broadcast, noise)
             payment = Payment(broadcast.round, broadcast.rho)
-        released = release(reports, broadcast)
+        released = self._released(reports, broadcast)
 
         budget = self.ledger.budget
         rest = budget.without_privacy(costs.aggregation)
@@ -492,6 +487,9 @@ class PrivateAggregator(Aggregator):
         paid = Costs(budget.without_privacy(costs.step), rest)
         ledger = self.ledger.charge(broadcast.steps, paid, usual=usual)
         state = updated(self.state, ledger=ledger)
+        privacy = privacy_of(state)
+        assert privacy is not None
+        state = with_privacy(state, replace(privacy, samples=reports.samples))
         if released.update is not None:
             mean = np.asarray(state.w + released.update, np.float32)
             state = self._moved(state, mean, broadcast.steps)
@@ -521,6 +519,10 @@ class PrivateAggregator(Aggregator):
     def _rule(self) -> PrivateRule:
         assert self.method.private is not None
         return self.method.private
+
+    def _released(self, sums: NoisySums, broadcast: Private) -> Release:
+        """Compute the published result of a round."""
+        return release(sums, broadcast)
 
     def _broadcast(self, state: _State) -> Broadcast:
         privacy = privacy_of(state)

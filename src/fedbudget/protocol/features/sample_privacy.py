@@ -25,6 +25,9 @@ In the first round w stays. A node reports the norms of its gradients as a sum w
 
     Σ_j max(-8, min(8, log₂ ‖g_j‖)) + 8 σ z        Sensitivity 8, ρ = 1/2σ².
 
+Each octave is rounded to a grid of 2^20 steps per 8σ, and z is an exact discrete Gaussian
+on that grid. The lowest bits of the sum therefore reveal nothing else.
+
 **Plan** (`plan_updates`). With T updates each costs ρ/T. With n samples at N nodes the
 noise of the mean gradient then has, in d parameters, the norm σ C √(dN)/n, σ² = T/2ρ. For
 a convex loss, gradient descent with steps η over a distance D ends above the minimum by
@@ -55,6 +58,20 @@ updates cost privacy, not aggregations: the ledger is charged with ρ/τ for eac
 paid for before its broadcast is sent (`payment`), because its answers are known to the
 aggregator, also if the round fails or the aggregator is killed. Nodes count by their
 samples, so w is the weighted mean of the w_i.
+
+**Secure aggregation** (`SampleSums`, `SampleSumAggregator`). A round publishes only a sum
+over the samples of all nodes, with noise in whole numbers from each node
+(secure/contents.py):
+
+    Σ_j clip(g_j(w)) + σ C z      Sensitivity C, ρ = 1/2σ². w moves by -η/n of it, λw
+                                  included
+
+The noise is that of one node with all samples, times the excess for nodes that drop out.
+So q has this excess in place of N. Reports contain no noise, and leave a node only masked.
+A round is one update, because the sensitivity of several updates without noise has no
+bound. Updates are therefore few and have momentum m: they move w by 1/(1-m) of a step, so
+q(1-m) takes the place of q, and T = 30 q(1-m) with h = 1. A round costs ρ when its sum is
+opened, as in node_privacy.py.
 """
 
 import hashlib
@@ -71,11 +88,13 @@ from fedbudget.budget.budget import Costs, Ledger
 from fedbudget.budget.control import Decision, Reason
 from fedbudget.budget.spending import SpendingRule
 from fedbudget.data.sampling import BatchIndices
+from fedbudget.frozen import updated
 from fedbudget.models import per_sample
-from fedbudget.models.base import Descent
+from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.features.feature import (
     Feature,
     LocalRound,
+    NodeNoise,
     NodeTimes,
     register_feature,
 )
@@ -85,6 +104,7 @@ from fedbudget.protocol.features.node_privacy import (
     MOST_UPDATES,
     PrivacyState,
     PrivateAggregator,
+    Release,
     RoundPlan,
     privacy_of,
     rho_left,
@@ -101,11 +121,14 @@ from fedbudget.protocol.messages import (
     SampleNormReport,
     SampleNormRound,
     SampleRound,
+    SampleSumNormRound,
+    SampleSumRound,
 )
 from fedbudget.protocol.method import PrivateRule
 from fedbudget.protocol.stages import FilteredReports, combine_reports
-from fedbudget.protocol.state import AggregatorState, Outcome, Payment, updated
+from fedbudget.protocol.state import AggregatorState, Outcome, Payment
 from fedbudget.protocol.sums import NoisySums, Sums
+from fedbudget.protocol.update import ServerMomentum
 
 CLIP = 0.5
 """C, as a share of the norm of gradients at w(0)."""
@@ -119,6 +142,11 @@ FEWEST_UPDATES = 10
 OCTAVES = 8.0
 """Reported norms are limited to 2^-8 ... 2^8."""
 
+_NORM_BITS = 20
+"""The noise of reported norms has a standard deviation of 2 to this power, in steps."""
+_MOST_STEPS = 2.0**32
+"""Most steps of one sample, so that sums fit into 64 bits."""
+
 _State = AggregatorState[Any, Any]
 
 
@@ -131,17 +159,19 @@ class SampleProgress:
       rounds: rounds so far, the first one included.
       most_rounds: largest number of rounds, if fixed.
       quality: q.
+      longest: T in multiples of q, if that fits.
     """
 
     updates: int
     rounds: int
     most_rounds: int | None
     quality: float
+    longest: float = UPDATES
 
     @property
     def wanted(self) -> float:
         """Remaining updates."""
-        return max(1.0, max(UPDATES * self.quality, FEWEST_UPDATES) - self.updates)
+        return max(1.0, max(self.longest * self.quality, FEWEST_UPDATES) - self.updates)
 
     @property
     def rounds_left(self) -> float:
@@ -159,16 +189,16 @@ class SampleRoundPlan(RoundPlan):
     step: float = LONGEST_STEP
 
 
-def quality(rule: PrivateRule, total: float, parameters: int, samples: int) -> float:
+def quality(excess: float, total: float, parameters: int, samples: int) -> float:
     """Return q.
 
     Args:
-      rule: the private rule.
+      excess: variance of all noise relative to that of one node with all samples.
       total: ρ of the run.
       parameters: number of parameters.
       samples: number of samples of all nodes.
     """
-    return samples * math.sqrt((1 - MEASURED) * total / (parameters * rule.nodes))
+    return samples * math.sqrt((1 - MEASURED) * total / (parameters * excess))
 
 
 def plan_lengths(ledger: Ledger) -> SampleRoundPlan:
@@ -247,6 +277,52 @@ class SamplePrivacy(Feature):
         return {"octaves": np.array(sums)}
 
 
+@register_feature
+@dataclass(frozen=True)
+class SampleSums(SamplePrivacy):
+    """The sum of clipped gradients that nodes report with secure aggregation."""
+
+    kinds: ClassVar[tuple[type[Broadcast], ...]] = (SampleSumNormRound, SampleSumRound)
+
+    def trial(self, number: int, w: Float32, eta: float) -> Broadcast:
+        return SampleSumRound(round=number, w=w, clip=1.0, rho=1.0)
+
+    def end(self, local: LocalRound) -> None:
+        nodes = range(len(local.numbers))
+        if isinstance(local.broadcast, SampleSumRound):
+            clip = local.broadcast.clip
+            sums = [_gradient_sum(local, clip, node) for node in nodes]
+            local.scratch["sums"] = np.array(sums)
+            local.scratch["decay"] = _regularization(local.model) * local.shards.size
+        else:
+            octaves = [_exact_octaves(local, node) for node in nodes]
+            local.scratch["octaves"] = np.array(octaves)
+
+    def report(self, local: LocalRound) -> Mapping[str, Float64]:
+        return local.scratch
+
+
+def _gradient_sum(local: LocalRound, clip: float, node: int) -> Float64:
+    """Return the sum of the clipped gradients of one node at w, in float64."""
+    rows = local.shards.rows_of(node)
+    table = local.shards.table
+    return per_sample.clipped_sum(local.model, local.broadcast.w, table, rows, clip)
+
+
+def _regularization(model: Model) -> float:
+    """Return λ, which models without `sample_gradients` add to each gradient themselves."""
+    own = hasattr(model, "sample_gradients")
+    return getattr(model, "regularization", 0.0) if own else 0.0
+
+
+def _exact_octaves(local: LocalRound, node: int) -> float:
+    """Return the sum of the clamped octaves of one node's gradients."""
+    rows = local.shards.rows_of(node)
+    table = local.shards.table
+    lengths = per_sample.lengths(local.model, local.broadcast.w, table, rows)
+    return float(clamped_octaves(lengths).sum())
+
+
 def _descend_one(local: LocalRound, broadcast: Broadcast, node: int) -> Float32:
     """Make the updates of one node, [parameters]."""
     assert isinstance(broadcast, SampleRound)
@@ -255,10 +331,7 @@ def _descend_one(local: LocalRound, broadcast: Broadcast, node: int) -> Float32:
     rows = local.shards.rows_of(node)
     size = len(rows)
     sigma = noise_multiplier(broadcast.rho, most_uses(indices, node, size))
-    regularization = 0.0
-    if hasattr(model, "sample_gradients"):
-        regularization = getattr(model, "regularization", 0.0)
-
+    regularization = _regularization(model)
     settings = f"{broadcast.tau} {broadcast.eta!r} {broadcast.clip!r} {broadcast.rho!r}"
     w: Float32 = broadcast.w
     for update in range(indices.updates):
@@ -278,9 +351,13 @@ def _sum_of_octaves(local: LocalRound, broadcast: SampleNormRound, node: int) ->
     """Return the noisy sum of the norms of one node's gradients."""
     rows = local.shards.rows_of(node)
     lengths = per_sample.lengths(local.model, broadcast.w, local.shards.table, rows)
-    noise = _draw(local, f"{broadcast.rho!r}", node, 0, (broadcast.w,), 1)[0]
-    scale = noise_multiplier(broadcast.rho, 1) * OCTAVES
-    return float(clamped_octaves(lengths).sum() + scale * noise)
+    sigma = noise_multiplier(broadcast.rho, 1)
+    most = math.floor(min(2.0**_NORM_BITS / sigma, _MOST_STEPS))  # of 8 octaves
+    steps = np.rint(clamped_octaves(lengths) * (most / OCTAVES)).astype(np.int64)
+    digest = _digest(f"{broadcast.rho!r}", (broadcast.w,))
+    where = local.broadcast.round, int(local.numbers[node]), 0
+    noise = _source(local).draw_integers(*where, digest, 1, _NORM_BITS)[0]
+    return float(steps.sum() + noise) * (OCTAVES * sigma / 2.0**_NORM_BITS)
 
 
 def _draw(
@@ -291,13 +368,22 @@ def _draw(
     inputs: tuple[NDArray[np.float32 | np.int32], ...],
     size: int,
 ) -> Float64:
+    digest = _digest(settings, inputs)
+    where = local.broadcast.round, int(local.numbers[node]), update
+    return _source(local).draw(*where, digest, size)
+
+
+def _source(local: LocalRound) -> NodeNoise:
     if local.noise is None:
         raise LocalError("nodes whose samples are protected need a source of noise")
+    return local.noise
+
+
+def _digest(settings: str, inputs: tuple[NDArray[np.float32 | np.int32], ...]) -> bytes:
     digest = hashlib.sha256(settings.encode())
     for each in inputs:
         digest.update(np.ascontiguousarray(each).data)
-    number = int(local.numbers[node])
-    return local.noise.draw(local.broadcast.round, number, update, digest.digest(), size)
+    return digest.digest()
 
 
 def noise_multiplier(rho: float, uses: int) -> float:
@@ -328,8 +414,37 @@ def clamped_octaves(lengths: Float64) -> Float64:
     return np.where(np.isfinite(lengths), octaves, 0.0)
 
 
-class SampleAggregator(PrivateAggregator):
-    """Runs rounds that protect single samples."""
+class SamplePlanAggregator(PrivateAggregator):
+    """Plans rounds that protect single samples, for both of its subclasses."""
+
+    _longest = UPDATES
+
+    def _plan(
+        self, state: _State, clip: float | None, rounds: int | None
+    ) -> RoundPlan | None:
+        ledger = state.ledger
+        if clip is None:
+            return plan_lengths(ledger)
+        made = self._rounds_made(state)
+        most = None if rounds is None else made + rounds
+        q = self._quality(rho_total(ledger.budget), state.w.size, _samples(state))
+        progress = SampleProgress(state.t, made, most, q, self._longest)
+        return plan_updates(self._rule, self.method.spending, ledger, progress)
+
+    def _with_plan(self, state: _State, plan: RoundPlan, clip: float | None) -> _State:
+        state = with_privacy(state, PrivacyState(clip, plan.rho, _samples(state)))
+        if clip is None or not self.method.step_size.adapts:
+            return state
+        assert isinstance(plan, SampleRoundPlan)
+        step_size = replace(state.step_size, eta=plan.step * CLIP / clip**2)
+        return updated(state, step_size=step_size)
+
+    def _quality(self, total: float, parameters: int, samples: int) -> float:
+        return quality(self._rule.nodes, total, parameters, samples)
+
+
+class SampleAggregator(SamplePlanAggregator):
+    """Runs rounds in which nodes add noise to their own updates."""
 
     @property
     def payment(self) -> Payment | None:
@@ -373,7 +488,7 @@ class SampleAggregator(PrivateAggregator):
             state = self._moved(state, mean, broadcast.steps)
         else:
             assert isinstance(reports, SampleNormReport)
-            clip = first_clip(reports)
+            clip = clip_of(reports.octaves, reports.sizes)
         state = updated(state, best=state.w)
         record = self._private_record(state, broadcast, len(reports.nodes))
         state = self._announce_private(state, clip)
@@ -406,35 +521,53 @@ class SampleAggregator(PrivateAggregator):
             **common, tau=state.tau, eta=state.step_size.eta, clip=privacy.clip
         )
 
-    def _plan(
-        self, state: _State, clip: float | None, rounds: int | None
-    ) -> RoundPlan | None:
-        ledger = state.ledger
-        if clip is None:
-            return plan_lengths(ledger)
-        total = rho_total(ledger.budget)
-        q = quality(self._rule, total, state.w.size, _samples(state))
-        made = self._rounds_made(state)
-        most = None if rounds is None else made + rounds
-        progress = SampleProgress(state.t, made, most, q)
-        return plan_updates(self._rule, self.method.spending, ledger, progress)
 
-    def _with_plan(self, state: _State, plan: RoundPlan, clip: float | None) -> _State:
-        state = with_privacy(state, PrivacyState(clip, plan.rho, _samples(state)))
-        if clip is None or not self.method.step_size.adapts:
-            return state
-        assert isinstance(plan, SampleRoundPlan)
-        step_size = replace(state.step_size, eta=plan.step * CLIP / clip**2)
-        return updated(state, step_size=step_size)
+class SampleSumAggregator(SamplePlanAggregator):
+    """Runs rounds of which only the sum of all gradients is published, with noise.
+
+    A round costs privacy when its sum is opened, so ρ is charged and paid as in
+    `PrivateAggregator`.
+    """
+
+    _longest = WAY  # each update costs an aggregation
+
+    def _quality(self, total: float, parameters: int, samples: int) -> float:
+        update = self.method.update
+        momentum = update.momentum if isinstance(update, ServerMomentum) else 0.0
+        shares = self._rule.excess
+        return (1 - momentum) * quality(shares, total, parameters, samples)
+
+    def _released(self, sums: NoisySums, broadcast: Private) -> Release:
+        if isinstance(broadcast, SampleSumRound):
+            assert sums.updates is not None
+            step = self.state.step_size.eta / sums.samples
+            return Release(-step * sums.updates, broadcast.clip)
+        return Release(None, clip_of(sums.counts, np.array([sums.samples])))
+
+    def _broadcast(self, state: _State) -> Broadcast:
+        privacy = privacy_of(state)
+        assert privacy is not None
+        common: dict[str, Any] = {
+            "round": state.round,
+            "w": state.w,
+            "rho": privacy.rho,
+            "catch_up": CatchUp(state.best) if state.round > 1 else None,
+        }
+        if privacy.clip is None:
+            return SampleSumNormRound(**common)
+        return SampleSumRound(**common, clip=privacy.clip)
 
 
-def first_clip(report: SampleNormReport) -> float:
-    """Return C from the noisy sums of octaves; each sum is limited to its possible
-    range."""
-    most = OCTAVES * report.sizes
-    octaves = report.octaves
+def clip_of(octaves: Float64, samples: Int64) -> float:
+    """Return C from noisy sums of octaves; each sum is limited to its possible range.
+
+    Args:
+      octaves: sums over the samples of some nodes each.
+      samples: number of these samples.
+    """
+    most = OCTAVES * samples
     sums = np.clip(np.where(np.isfinite(octaves), octaves, 0.0), -most, most)
-    return CLIP * math.exp2(float(sums.sum() / report.sizes.sum()))
+    return CLIP * math.exp2(float(sums.sum() / samples.sum()))
 
 
 def _samples(state: _State) -> int:

@@ -1,8 +1,9 @@
 """Validation: each node holds out some of its rows, and they choose the model.
 
-A node trains on the rows that remain. It evaluates w(t₀) on the held-out rows, and reports
-sums only. The result of the run is the w with the lowest validation loss, not the last w or
-the one with the lowest training loss. When validation stops improving, the run ends.
+A node trains on the rows that remain. It evaluates two candidates on the held-out rows,
+w(t₀) and the mean of all w so far, and reports sums only. The result of the run is the
+candidate with the lowest validation loss, not the last w or the one with the lowest
+training loss. When validation stops improving, the run ends.
 
 **Held-out rows.** `share` is 15 %, and more if all nodes together have few rows
 (`share_for`). A node with n rows holds out `share` of them, at most `MOST_ROWS`, and
@@ -10,22 +11,34 @@ none if that is fewer than `FEWEST_ROWS`: a mean over fewer rows is too noisy, a
 too much of each row. The positions depend on n and the seed alone. So nodes with identical
 shards hold out the same rows, and a node holds out the same rows on every engine.
 
+**The mean of w.** The default's steps are long. A network or a model with many features
+fits the training rows within a few rounds, and w is noisy. The mean
+
+    w̄_k = w̄_{k-1} + (w - w̄_{k-1}) / k,    k = 1, 2, ...
+
+lags behind w, is smoother, and lies closer to w(0): it regularises (Polyak and Juditsky,
+1992; Izmailov et al., 2018), and validation decides whether that helps. It costs no
+traffic, because nodes compute it from the w that they receive. Only a node that missed a
+round needs it sent. It starts again (k = 1) after a return to w^f, because w had diverged.
+
 **Comparison.** V(w) is the mean validation loss over nodes, weighted with D_i like the
-training loss. Two w are compared on the same rows:
+training loss. Each candidate is compared with the best w so far, w^v, on the same rows:
 
-    gap = Σ D_i (V_i(w) - V_i(w^v)) / Σ D_i,    w^v: the best w so far
+    gap = Σ D_i (V_i(w) - V_i(w^v)) / Σ D_i
 
-w replaces w^v if the gap is below 0. The standard error of the gap follows from `BLOCKS`
-blocks of rows at each node, whose gaps are independent:
+The candidate with the smaller gap replaces w^v if its gap is below 0. The standard error of
+the gap follows from blocks of rows at each node, whose gaps are independent:
 
     s_i² = Σ_b (m_b/m)² (g_b - ḡ)² k/(k-1),     error² = Σ D_i² s_i² / (Σ D_i)²
 
-Nodes remember the block losses of w^v and of the last validated w, so w^v itself is sent
-only to nodes that missed a round.
+Nodes remember the block losses of w^v and of the last candidates, so w^v itself is sent
+only to nodes that missed a round. Nodes of a masked sum compare digests of all candidates,
+also those without held-out rows. Otherwise an aggregator could let one node evaluate a w of
+its choice, and the others one whose loss it knows.
 
-**Cost.** An evaluation of m rows costs about as much as m / (3 · mini-batch) local updates:
-one pass forward of the three passes of an update. Nodes report it. Validation is due when
-its cost is at most `COST` of the local updates since the last one.
+**Cost.** Two evaluations of m rows cost about as much as 2m / (3 · mini-batch) local
+updates: each is one pass forward of the three passes of an update. Nodes report it.
+Validation is due when its cost is at most `COST` of the local updates since the last one.
 
 **End.** The run improves significantly when the total gap since the last significant
 improvement exceeds `CERTAIN` standard errors and `LEAST_GAIN` of the loss. If it does not
@@ -34,19 +47,27 @@ given up: the run is planned as if the budget were `spent / (1 - LANDING)`. The 
 then falls over the last rounds as at the end of every run, because a noisy plateau ends
 when the step size falls. A run that has not improved on w(0) goes on, unless w has become
 significantly worse: some networks start where their loss is flat.
+
+**Second stage.** A network may overfit long before the budget is spent: the training loss
+falls, and the validation loss rises. Such a run returns to w^v once and continues with
+dropout (dropout.py). It does so if `OVERFITTED` times in a row the candidates are
+significantly worse than w^v, and the training loss is below that of the round of w^v; or at
+the end described above. This costs only budget that a longer first stage would waste. w^v
+stays the result unless validation improves. If the training loss rises too, w oscillates.
+Dropout does not help then, and slows down a network that is still learning.
 """
 
+import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards
-from fedbudget.models.base import Model
+from fedbudget.frozen import updated
 from fedbudget.protocol.features.feature import (
     MOST_BEYOND,
     Chosen,
@@ -58,8 +79,9 @@ from fedbudget.protocol.features.feature import (
     RoundResult,
     register_feature,
 )
+from fedbudget.protocol.features.held_out import HeldOut
 from fedbudget.protocol.messages import RoundPart
-from fedbudget.protocol.sums import LARGEST, Sums
+from fedbudget.protocol.sums import Sums
 from fedbudget.randomness import Stream, generator
 
 SHARE = 0.15
@@ -75,10 +97,6 @@ MOST_ROWS = 1000
 MOST_SITES = 1000
 """Nodes up to which the losses of each are kept."""
 
-BLOCKS = 8
-BLOCK_ROWS = 5
-"""Largest number of blocks of a node's held-out rows, and fewest rows of a block."""
-
 COST = 0.05
 """Largest cost of validation, as a share of the cost of local updates."""
 
@@ -91,15 +109,23 @@ LEAST_GAIN = 0.001
 PATIENCE = 30
 """Fewest validations without a significant improvement before a run ends."""
 
+OVERFITTED = 5
+"""Validations in a row that show overfitting, after which the second stage begins."""
+
 LANDING = 0.35
 """Last share of a run, over which the step size falls (budget/step_size.py)."""
+
+CANDIDATES = ("validation", "validation_mean")
+"""Names of the reported losses of w(t₀) and of the mean of w."""
 
 _REPORTED = Reported(
     {
         "validated": MOST_BEYOND,
         "validation": MOST_BEYOND,
+        "validation_mean": MOST_BEYOND,
         "validation_best": MOST_BEYOND,
         "validation_variance": math.inf,
+        "validation_mean_variance": math.inf,
         "validation_cost": math.inf,
     }
 )
@@ -124,7 +150,7 @@ def held_out_rows(rows: int, share: float = SHARE) -> int:
     return held_out if FEWEST_ROWS <= held_out < rows else 0
 
 
-def split(shards: Shards, share: float, seed: int) -> tuple[Shards, "HeldOut | None"]:
+def split(shards: Shards, share: float, seed: int) -> tuple[Shards, HeldOut]:
     """Split the shards of nodes into rows to train on and held-out rows.
 
     Args:
@@ -133,10 +159,10 @@ def split(shards: Shards, share: float, seed: int) -> tuple[Shards, "HeldOut | N
       seed: seed of the run.
 
     Returns:
-      the rows to train on; and the held-out rows, None if no node has any.
+      the rows to train on, and the held-out rows.
     """
     if not any(held_out_rows(int(size), share) for size in shards.size):
-        return shards, None
+        return shards, HeldOut.of(shards, [np.empty(0, np.int64)] * len(shards))
     known: dict[tuple[int, int], tuple[Any, Any]] = {}
     train = []
     held_out = []
@@ -154,91 +180,82 @@ def split(shards: Shards, share: float, seed: int) -> tuple[Shards, "HeldOut | N
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Held-out rows of n nodes, in blocks.
+class MeanOfW:
+    """The mean of the w of successive rounds.
 
     Args:
-      blocks: the rows of each block.
-      owner: index of each block's node, [blocks].
-      weights: share of each block in the rows of its node, [blocks].
-      rows: number of held-out rows of each node, [n].
+      w: the mean, [parameters].
+      count: number of w in it.
     """
 
-    blocks: Shards
-    owner: Int64
-    weights: Float64
-    rows: Int64
+    w: Float32
+    count: int
 
     @classmethod
-    def of(cls, shards: Shards, held_out: "list[Any]") -> "HeldOut":
-        """Divide each node's held-out rows into blocks."""
-        parts = []
-        owner = []
-        for node, rows in enumerate(held_out):
-            if len(rows):
-                blocks = min(BLOCKS, max(1, len(rows) // BLOCK_ROWS))
-                parts += np.array_split(rows, blocks)
-                owner += [node] * blocks
-        sizes = np.array([len(rows) for rows in held_out], np.int64)
-        owners = np.array(owner, np.int64)
-        divided = Shards.of(shards.table, parts)
-        return cls(divided, owners, divided.size / sizes[owners], sizes)
-
-    def losses(self, model: Model, w: Float32) -> Float64:
-        """Return the loss of w on each block, [blocks]; finite, also if w diverged."""
+    def following(cls, last: "MeanOfW | None", w: Float32) -> "MeanOfW":
+        """Return the mean with one more w; of this w alone if there is no last mean."""
+        if last is None or not last.count:
+            return cls(w, 1)
+        count = last.count + 1
         with np.errstate(over="ignore", invalid="ignore"):
-            losses = model.losses(
-                w[None], self.blocks, BatchIndices.whole(len(self.blocks))
-            )
-        return np.clip(np.nan_to_num(losses, nan=LARGEST), -LARGEST, LARGEST)
+            return cls(last.w + (w - last.w) / np.float32(count), count)
 
-    def means(self, values: Float64) -> Float64:
-        """Return the mean over each node's rows, [n], from values of blocks."""
-        return self._sums(self.weights * values)
 
-    def variances(self, values: Float64) -> Float64:
-        """Return the squared standard error of each node's mean, [n]."""
-        deviations = self.weights * (values - self.means(values)[self.owner])
-        blocks = self._sums(np.ones(len(self.owner)))
-        factor = blocks / np.maximum(1, blocks - 1)
-        return self._sums(np.square(deviations)) * factor
+@dataclass(frozen=True)
+class Best:
+    """Which candidate is w^v.
 
-    def _sums(self, values: Float64) -> Float64:
-        sums = np.bincount(self.owner, values, minlength=len(self.rows))
-        return np.asarray(sums, np.float64)
+    Args:
+      round: the round that validated it; 0 before the first validation.
+      mean: whether it was the mean of w.
+    """
+
+    round: int = 0
+    mean: bool = False
 
 
 @dataclass(frozen=True)
 class ValidationPart(RoundPart):
-    """Request to validate w(t₀).
+    """What a round says about validation.
 
     Args:
-      best: the round that started with w^v; 0 before the first validation.
+      due: whether nodes validate.
+      best: w^v.
+      count: number of w in their mean, with w(t₀).
       cost: cost of a validation in local updates, as measured last.
     """
 
     in_header: ClassVar[bool] = True
-    best: int
+    due: bool
+    best: Best
+    count: int
     cost: float = 0.0
 
     @property
     def extra_steps(self) -> float:
-        return self.cost
+        return self.cost if self.due else 0.0
 
 
 @dataclass(frozen=True)
 class FinalValidationPart(RoundPart):
-    """The same in the final round.
+    """The same in the final round, in which nodes validate.
 
     Args:
-      best: the round that started with w^v.
+      best: w^v.
+      count: number of w in their mean, with w(t₀).
       cost: cost of a validation in local updates.
       w: w^v, for the evaluation on test samples, [parameters].
     """
 
-    best: int
+    best: Best
+    count: int
     cost: float
     w: Float32
+
+    @property
+    def due(self) -> bool:
+        """Whether nodes validate."""
+        return True
 
     @property
     def extra_steps(self) -> float:
@@ -251,30 +268,47 @@ class FinalValidationPart(RoundPart):
 
 @dataclass(frozen=True)
 class ValidationCatchUp(RoundPart):
-    """w^v, for nodes that do not remember its losses.
+    """What nodes need that missed the previous round.
 
     Args:
-      best: the round that started with it.
-      w: [parameters].
+      best: w^v.
+      w: its parameters, [parameters].
+      mean: the mean of w before the coming round.
     """
 
-    best: int
+    best: Best
     w: Float32
+    mean: MeanOfW
 
 
 @dataclass(frozen=True)
 class ValidationMemory(NodeMemory):
-    """Losses of blocks at nodes.
+    """Losses of blocks at nodes, and the mean of w.
 
     Args:
-      last, best: the rounds that started with the last validated w and with w^v.
-      last_losses, best_losses: their losses on each block, [blocks].
+      mean: the mean of w, with that of the last round.
+      last: the last round that validated.
+      last_losses: losses of its candidates on each block, [candidates, blocks].
+      last_digests: digests of its candidates, [candidates, 4].
+      best: w^v.
+      best_losses: its loss on each block, [blocks].
+      best_digest: its digest, [4].
     """
 
+    mean: MeanOfW
     last: int
     last_losses: Float64
-    best: int
+    last_digests: Int64
+    best: Best
     best_losses: Float64
+    best_digest: Int64
+
+    def known(self, best: Best) -> tuple[Float64, Int64] | None:
+        """Return the losses of w^v on each block and its digest, if they are known."""
+        if best.round == self.last:
+            place = int(best.mean)
+            return self.last_losses[place], self.last_digests[place]
+        return (self.best_losses, self.best_digest) if best == self.best else None
 
 
 @dataclass(frozen=True)
@@ -285,13 +319,19 @@ class ValidationState(FeatureState):
       due: whether the coming round validates.
       final: whether the coming round is the final one.
       w: w^v, [parameters]; w(0) before the first validation.
-      best: the round that started with it; 0 before the first validation.
+      best: which candidate it was.
+      mean: the mean of w before the coming round; of no w if it starts again.
       loss, error: V(w^v), and the standard error of the last comparison with it.
-      last: validation loss of the last validated w.
+      last: validation loss of the better one of the last candidates.
       first: V(w(0)).
+      training: training loss at the start of the round of w^v; NaN if not reported.
       cost: cost of a validation in local updates.
+      worse: number of validations in a row that were significantly worse than w^v, with a
+        lower training loss.
+      again: whether the second stage has begun.
+      returns: whether the coming round returns to w^v.
       updates: cost of the rounds since the last validation, in local updates.
-      count: number of validations.
+      validations: number of validations.
       gain, variance: improvement since the last significant one, and its squared error.
       improved: number of validations until the last significant improvement.
       improved_round: the round that started with that w.
@@ -302,14 +342,19 @@ class ValidationState(FeatureState):
 
     due: bool
     w: Float32
-    best: int = 0
+    mean: MeanOfW
+    best: Best = Best()
     loss: float = math.nan
     error: float = math.nan
     last: float = math.nan
     first: float = math.nan
+    training: float = math.nan
     cost: float = 0.0
+    worse: int = 0
+    again: bool = False
+    returns: bool = False
     updates: float = 0.0
-    count: int = 0
+    validations: int = 0
     gain: float = 0.0
     variance: float = 0.0
     improved: int = 0
@@ -319,9 +364,16 @@ class ValidationState(FeatureState):
     sites: Mapping[str, float] = field(default_factory=dict)
     first_sites: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def count(self) -> int:
+        """Number of w in the mean of the coming round."""
+        return self.mean.count + 1
+
     def require_possible(self, w: Float32) -> None:
         if self.w.shape != w.shape or not np.isfinite(self.w).all():
             raise ValueError("the validated w is not finite, or has another length")
+        if self.mean.w.shape != w.shape or self.mean.count < 0:
+            raise ValueError("the mean of w has another length")
         if not 0 < self.ends <= 1:
             raise ValueError(f"the run ends after {self.ends} of the budget")
 
@@ -334,6 +386,7 @@ class Validation(Feature):
     Args:
       share: share of each node's rows that is held out.
       spend_all: whether the run continues when validation does not improve.
+      second_stage: whether a run that overfits continues with dropout.
     """
 
     name: ClassVar[str] = "validation"
@@ -346,6 +399,11 @@ class Validation(Feature):
     )
     share: float = SHARE
     spend_all: bool = False
+    second_stage: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:  # a node refuses such a task
+            raise ValueError(f"a share of {self.share} cannot be held out")
 
     # Nodes.
 
@@ -355,89 +413,131 @@ class Validation(Feature):
     def reported_finally(self) -> Reported:
         return _REPORTED
 
-    def hold_out(self, shards: Shards, seed: int) -> tuple[Shards, HeldOut | None]:
+    def hold_out(self, shards: Shards, seed: int) -> tuple[Shards, HeldOut]:
         return split(shards, self.share, seed)
 
     def measure(self, local: LocalRound) -> None:
-        held_out: HeldOut | None = local.held_out.get(self.name)
-        memory = local.memories.get(self.name)
-        broadcast = local.broadcast
-        missed = broadcast.catch_up
-        if held_out is None:
+        held_out: HeldOut = local.held_out[self.name]
+        part = _part_of(local)
+        if part is None:
             return
-        if local.missed and missed is not None:
-            sent = missed.part(ValidationCatchUp)
-            if sent is not None and (memory is None or memory.best != sent.best):
-                losses = held_out.losses(local.model, sent.w)
-                memory = ValidationMemory(sent.best, losses, sent.best, losses)
-        kinds = broadcast.by_kind
-        part = kinds.get(ValidationPart) or kinds.get(FinalValidationPart)
-        if part is not None:
-            losses = held_out.losses(local.model, broadcast.w)
-            best = losses
-            if memory is not None and part.best == memory.last:
-                best = memory.last_losses
-            elif memory is not None and part.best == memory.best:
-                best = memory.best_losses
-            local.scratch[self.name] = losses, best
-            memory = ValidationMemory(broadcast.round, losses, part.best, best)
-        if memory is not None:
-            local.memories[self.name] = memory
+        last: ValidationMemory | None = local.memories.get(self.name)
+        if local.missed:
+            last = self._caught_up(local, held_out, last)
+        w = local.broadcast.w
+        known = last is not None and part.count > 1
+        mean = MeanOfW.following(last.mean if last is not None and known else None, w)
+        if not part.due:
+            if last is not None:
+                local.memories[self.name] = updated(last, mean=mean)
+            return
+        losses = held_out.losses(local.model, w)
+        both = np.stack([losses, losses])
+        digests = np.stack([_digest(w), _digest(mean.w)])
+        if mean.count > 1:
+            both[1] = held_out.losses(local.model, mean.w)
+        best = None if last is None else last.known(part.best)
+        best_losses, best_digest = best or (losses, digests[0])
+        local.scratch[self.name] = both, best_losses
+        local.memories[self.name] = ValidationMemory(
+            mean,
+            local.broadcast.round,
+            both,
+            digests,
+            part.best,
+            best_losses,
+            best_digest,
+        )
+
+    def common(self, local: LocalRound) -> Sequence[Float32]:
+        memory: ValidationMemory | None = local.memories.get(self.name)
+        part = _part_of(local)
+        if memory is None or part is None or not part.due:
+            return ()
+        digests = (*memory.last_digests, memory.best_digest)
+        return [np.ascontiguousarray(each).view(np.float32) for each in digests]
+
+    def _caught_up(
+        self, local: LocalRound, held_out: HeldOut, memory: ValidationMemory | None
+    ) -> ValidationMemory | None:
+        """Return the memory of nodes that missed the previous round, if there is one."""
+        missed = local.broadcast.catch_up
+        sent = None if missed is None else missed.part(ValidationCatchUp)
+        if sent is None:
+            return memory
+        best = None if memory is None else memory.known(sent.best)
+        if best is None:
+            best = held_out.losses(local.model, sent.w), _digest(sent.w)
+        losses, digest = best
+        return ValidationMemory(
+            sent.mean, 0, losses[None], digest[None], sent.best, losses, digest
+        )
 
     def report(self, local: LocalRound) -> dict[str, Float64]:
         nodes = len(local.numbers)
-        held_out: HeldOut | None = local.held_out.get(self.name)
-        if held_out is None or self.name not in local.scratch:
+        if self.name not in local.scratch:
             return {name: np.zeros(nodes) for name in _REPORTED.numbers}
-        losses, best = local.scratch[self.name]
+        held_out: HeldOut = local.held_out[self.name]
+        candidates, best = local.scratch[self.name]
+        of_w = held_out.compare(candidates[0], best)
+        of_mean = held_out.compare(candidates[1], best)
         trained = local.shards.size
         sizes = trained + held_out.rows
         batch = local.sampler.batch or trained
         return {
             "validated": (held_out.rows > 0).astype(np.float64),
-            "validation": held_out.means(losses),
-            "validation_best": held_out.means(best),
-            "validation_variance": sizes * held_out.variances(losses - best),
-            "validation_cost": held_out.rows / (3 * batch),
+            "validation": of_w["loss"],
+            "validation_mean": of_mean["loss"],
+            "validation_best": of_w["best"],
+            "validation_variance": sizes * of_w["variance"],
+            "validation_mean_variance": sizes * of_mean["variance"],
+            "validation_cost": 2 * held_out.rows / (3 * batch),
         }
 
     # Aggregator.
 
     def first(self, w: Float32) -> ValidationState:
-        return ValidationState(due=True, w=w)
+        return ValidationState(due=True, w=w, mean=MeanOfW(w, 0))
 
     def message(self, state: ValidationState) -> RoundPart | None:
-        if not state.due:
-            return None
-        if state.final and state.best:
-            return FinalValidationPart(state.best, state.cost, state.w)
-        return ValidationPart(state.best, state.cost)
+        if state.final and state.best.round:
+            return FinalValidationPart(state.best, state.count, state.cost, state.w)
+        return ValidationPart(state.due, state.best, state.count, state.cost)
 
     def catch_up(self, state: ValidationState) -> RoundPart | None:
-        return ValidationCatchUp(state.best, state.w) if state.best else None
+        if not state.best.round and not state.mean.count:
+            return None
+        return ValidationCatchUp(state.best, state.w, state.mean)
 
     def after(self, state: ValidationState, result: RoundResult) -> ValidationState:
-        broadcast = result.broadcast
-        state = replace(state, updates=state.updates + result.cost)
+        w = result.broadcast.w
+        mean = MeanOfW.following(state.mean, w)
+        cost = result.cost
+        state = updated(state, updates=state.updates + cost, mean=mean)
         if state.due:
-            state = self._judged(state, result.sums, broadcast.w)
-            state = self._ended(state, result.spent)
-        return replace(state, due=state.cost <= COST * (state.updates + result.cost))
+            state = self._judged(state, result.sums, w)
+            state = self._ended(state, result.sums, result.spent)
+        if result.recover:
+            mean = MeanOfW(result.w, 0)
+        due = state.cost <= COST * (state.updates + cost)
+        return updated(state, due=due, mean=mean)
 
     def after_final(
         self, state: ValidationState, sums: Sums, w: Float32
     ) -> ValidationState:
+        state = updated(state, mean=MeanOfW.following(state.mean, w))
         return self._judged(state, sums, w)
 
     def finish(self, state: ValidationState) -> ValidationState:
-        return replace(state, due=True, final=True)
+        return updated(state, due=True, final=True)
 
     def chosen(self, state: ValidationState) -> Chosen | None:
-        if not state.best:
+        if not state.best.round:
             return None
         return Chosen(
             state.w,
-            state.best,
+            state.best.round,
+            state.best.mean,
             state.loss,
             state.first,
             state.improved_round,
@@ -445,11 +545,24 @@ class Validation(Feature):
             state.first_sites,
         )
 
+    def restart(self, state: ValidationState) -> Float32 | None:
+        return state.w if state.returns else None
+
+    def recovered(self, state: ValidationState) -> ValidationState:
+        return updated(
+            state,
+            due=True,
+            mean=MeanOfW(state.w, 0),
+            improved=max(1, state.validations),
+            worse=0,
+            returns=False,
+        )
+
     def ends(self, state: ValidationState) -> float:
         return state.ends
 
     def extended(self, state: ValidationState) -> ValidationState:
-        return replace(state, ends=1.0, improved=max(1, state.count), final=False)
+        return updated(state, ends=1.0, improved=max(1, state.validations), final=False)
 
     def recorded(
         self, state: ValidationState, result: RoundResult | None
@@ -463,62 +576,102 @@ class Validation(Feature):
         }
 
     def _judged(self, state: ValidationState, sums: Sums, w: Float32) -> ValidationState:
-        """Compare the validated w with w^v."""
+        """Compare the better one of the validated candidates with w^v."""
         totals = sums.totals
         weight = totals["validated"]
         if not weight > 0:
-            return replace(state, updates=0)
-        loss = totals["validation"] / weight
+            return updated(state, updates=0)
+        name = min(CANDIDATES, key=totals.__getitem__)
+        loss = totals[name] / weight
         best_loss = totals["validation_best"] / weight
-        variance = totals["validation_variance"] / weight**2
-        state = replace(
+        variance = totals[f"{name}_variance"] / weight**2
+        state = updated(
             state,
             last=loss,
             error=math.sqrt(max(0.0, variance)),
             cost=totals["validation_cost"] / totals["data"],
             updates=0,
-            count=state.count + 1,
+            validations=state.validations + 1,
         )
-        number = sums.round
-        sites = _site_losses(sums)
-        if not state.best:
-            return replace(
+        best = Best(sums.round, name != CANDIDATES[0])
+        sites = _site_losses(sums, name)
+        if not state.best.round:
+            return updated(
                 state,
                 w=w,
-                best=number,
+                best=best,
                 loss=loss,
                 first=loss,
+                training=_training_loss(sums),
                 sites=sites,
                 first_sites=sites,
             )
         gap = loss - best_loss
         if not gap < 0:
-            return replace(state, loss=best_loss)
+            return updated(state, loss=best_loss)
         gain = state.gain - gap
         total = state.variance + variance
         significant = gain > max(CERTAIN * math.sqrt(total), LEAST_GAIN * abs(loss))
-        state = replace(
-            state, w=w, best=number, loss=loss, gain=gain, variance=total, sites=sites
+        state = updated(
+            state,
+            w=state.mean.w if best.mean else w,
+            best=best,
+            loss=loss,
+            training=_training_loss(sums),
+            gain=gain,
+            variance=total,
+            sites=sites,
         )
         if not significant:
             return state
-        return replace(
-            state, gain=0.0, variance=0.0, improved=state.count, improved_round=number
+        return updated(
+            state,
+            gain=0.0,
+            variance=0.0,
+            improved=state.validations,
+            improved_round=sums.round,
         )
 
-    def _ended(self, state: ValidationState, spent: float) -> ValidationState:
-        """Give up the rest of the budget if validation has stopped improving."""
-        waited = state.count - state.improved
+    def _ended(self, state: ValidationState, sums: Sums, spent: float) -> ValidationState:
+        """Begin the second stage, or give up the rest of the budget, if validation has
+        stopped improving."""
+        waited = state.validations - state.improved
         worse = state.last - state.loss > CERTAIN * state.error
-        if self.spend_all or state.ends < 1 or not (state.improved or worse):
+        overfits = worse and not _training_loss(sums) >= state.training
+        if overfits or state.worse:
+            state = updated(state, worse=state.worse + 1 if overfits else 0)
+        if self.spend_all or state.ends < 1:
             return state
-        if waited < max(PATIENCE, state.improved):
-            return state
-        return replace(state, ends=min(1.0, spent / (1 - LANDING)))
+        stalled = waited >= max(PATIENCE, state.improved) and (state.improved or worse)
+        second = self.second_stage and not state.again and spent < 1 - LANDING
+        if second and (stalled or state.worse >= OVERFITTED):
+            return updated(state, again=True, returns=True)
+        return updated(state, ends=min(1.0, spent / (1 - LANDING))) if stalled else state
 
 
-def _site_losses(sums: Sums) -> dict[str, float]:
-    """Return the validation loss of each node that has one; empty if only sums arrived."""
+def _part_of(local: LocalRound) -> ValidationPart | FinalValidationPart | None:
+    kinds = local.broadcast.by_kind
+    return kinds.get(ValidationPart) or kinds.get(FinalValidationPart)
+
+
+def _training_loss(sums: Sums) -> float:
+    """Return the training loss at the start of a round; NaN if nodes do not report it."""
+    if "losses" not in sums.totals:
+        return math.nan
+    return sums.totals["losses"] / sums.totals["data"]
+
+
+def _digest(w: Float32) -> Int64:
+    """Return a digest of w, [4]."""
+    data = np.ascontiguousarray(w, "<f4").data
+    return np.frombuffer(hashlib.blake2b(data, digest_size=32).digest(), np.int64)
+
+
+def _site_losses(sums: Sums, name: str) -> dict[str, float]:
+    """Return the validation loss of a candidate at each node that has one.
+
+    It is empty if only sums arrived.
+    """
     report = sums.report
     if report is None or "validation" not in report.numbers:
         return {}
@@ -526,4 +679,4 @@ def _site_losses(sums: Sums) -> dict[str, float]:
         return {}
     known = report.numbers["validated"] > 0
     numbers = map(str, report.nodes[known].tolist())
-    return dict(zip(numbers, report.numbers["validation"][known].tolist(), strict=True))
+    return dict(zip(numbers, report.numbers[name][known].tolist(), strict=True))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.data.contents import open_contents
 from fedbudget.data.download import File
 from fedbudget.errors import UserError
+from fedbudget.file_contents import open_contents
 from support.web import tar_of
 
 CONTENTS = bytes(range(256)) * 40

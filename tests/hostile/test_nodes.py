@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from fedbudget.engines.grpc.admission import AUDIT
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest
+from fedbudget.evaluation.metrics import Tally
 from fedbudget.resources.resource import Reading, Usage
 from fedbudget.result import Result
 from support.hostile import Lies, train_with_liar
@@ -234,3 +236,69 @@ def test_audit_log_names_the_liar(tmp_path: Path, alone: Result) -> None:
         "3 of its reports in a row were not finite or possible",
     )
     assert found.w.tobytes() == alone.w.tobytes()
+
+
+def perfect(times: int) -> Lies:
+    """Claim that every test sample is right, for many times as many samples."""
+
+    def lie(tally: Tally) -> Tally:
+        assert tally.classes is not None
+        actual = times * tally.classes.actual
+        classes = replace(
+            tally.classes, actual=actual, predicted=actual, right=actual, scores=None
+        )
+        return replace(tally, samples=times * tally.samples, loss=0.0, classes=classes)
+
+    return Lies(
+        answer=lambda honest, _: replace(honest, tallies=tuple(map(lie, honest.tallies)))
+    )
+
+
+@pytest.mark.parametrize("honest", [1, 2])
+def test_one_node_reaches_no_target(honest: int) -> None:
+    """False test results of one node neither end a run nor decide its accuracy."""
+    found = train_with_liar(
+        perfect(9990),
+        honest=honest,
+        tested=True,
+        until="accuracy=0.99",
+        rounds=4,
+        budget=("time=1000s",),
+    )
+    assert found.stopped_by == "rounds"
+    if honest == 2:  # with three nodes no test samples count more than half
+        assert found.accuracy is not None
+        assert found.accuracy < 0.97
+
+
+def test_three_nodes_reach_a_target() -> None:
+    honest = train_with_liar(Lies(), tested=True, until="accuracy=0.7", rounds=30)
+    assert honest.stopped_by == "target"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["frugal", "accelerated"])
+def test_honest_nodes_are_not_named(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Near convergence, figures of most nodes are tiny, and those of others are not."""
+    with caplog.at_level(logging.WARNING, "fedbudget"):
+        found = train_with_liar(
+            Lies(), honest=2, rounds=1000, budget=("time=100000s",), method=method
+        )
+    assert len(found.rounds) == 1001
+    assert "reported" not in caplog.text
+
+
+@pytest.mark.slow
+def test_slow_node_is_asked_less_often() -> None:
+    """A node that answers just before each deadline takes part in few rounds."""
+
+    def late(honest: Answer, request: RoundRequest) -> Answer:
+        time.sleep(1.5)
+        return honest
+
+    found = train_with_liar(
+        Lies(answer=late), costs="measured", rounds=60, budget=("time=1000s",), tau=2
+    )
+    counts = [record.nodes for record in found.rounds]
+    assert counts.count(2) > 45
+    assert counts.count(3) >= 5
