@@ -40,7 +40,7 @@ LAYERS = (
     {"launch", "evaluation.evaluator"},
     {"api"},
     {"estimators"},
-    {"dashboard", "experiments", "flower"},
+    {"dashboard", "doctor", "experiments", "flower"},
     {"cli"},
     {"__main__", "__init__"},
 )

@@ -7,7 +7,9 @@ import io
 import os
 import re
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
@@ -25,8 +27,12 @@ from fedbudget.cli import (
     sweep,
     trained,
 )
-from fedbudget.cli.options import GroupedCommand
+from fedbudget.cli.options import GroupedCommand, command
 from fedbudget.errors import UserError, WorkError, flag, printable, suggestion
+from fedbudget.settings.option import option
+
+if TYPE_CHECKING:
+    from fedbudget.doctor import Finding
 
 _LONGEST_LINE = 4000
 
@@ -38,6 +44,84 @@ app = typer.Typer(
     "bytes, money or privacy.",
     rich_markup_mode=None,
 )
+_TOUR = """\
+fedbudget trains one model on data that stays at its sites, within a budget.
+
+Try it, with the patients of four hospitals:
+  fedbudget describe heart-disease
+  fedbudget run --dataset heart-disease --budget time=5s --personal
+  fedbudget explain runs/NAME
+
+With your own table, one site per value of a column:
+  fedbudget run --dataset visits.csv --target ill --partition by:hospital \\
+      --budget time=1min
+
+With real sites:
+  fedbudget local --dataset heart-disease        all of them on this machine
+  fedbudget serve 0.0.0.0:7700 --nodes 4         at the aggregator
+  fedbudget join HOST:7700 --data visits.csv     at each site
+
+fedbudget doctor checks this machine. fedbudget --help lists all commands.
+"""
+
+
+@command
+def doctor(
+    *,
+    serve: str | None = option(
+        None, "Also check what serve needs at this address, as HOST:PORT."
+    ),
+    join: str | None = option(
+        None, "Also check what join needs for the aggregator at this address."
+    ),
+    cert: Path | None = option(None, "Certificate of this machine, as in serve or join."),
+    key: Path | None = option(None, "Private key of --cert."),
+    client_ca: Path | None = option(None, "CA of the nodes' certificates, as in serve."),
+    ca: Path | None = option(None, "CA of the aggregator's certificate, as in join."),
+    token_file: Path | None = option(None, "File of tokens, as in serve or join."),
+) -> None:
+    """Check this machine: packages, kernels, folders, ports, certificates and the clock.
+
+    The exit code is 1 if there is a problem. Each problem comes with what to do. Nothing is
+    sent to the aggregator except the opening of a connection.
+
+    Examples:
+
+      fedbudget doctor
+
+      fedbudget doctor --serve 0.0.0.0:7700 --cert agg.pem --key agg.key
+
+      fedbudget doctor --join edge.example:7700 --ca certs/ca.pem
+    """
+    from fedbudget import doctor
+
+    findings = doctor.check_installation()
+    problems = _print_findings(findings)
+    if serve is not None:
+        problems += _print_findings(
+            doctor.check_aggregator(
+                serve, cert=cert, key=key, client_ca=client_ca, token_file=token_file
+            )
+        )
+    if join is not None:
+        problems += _print_findings(
+            doctor.check_node(join, ca=ca, cert=cert, key=key, token_file=token_file)
+        )
+    if problems:
+        raise typer.Exit(1)
+
+
+def _print_findings(findings: Iterable["Finding"]) -> int:
+    """Print findings as they arrive, and return the number of problems."""
+    problems = 0
+    for each in findings:
+        print(f"{each.status:<8} {printable(each.text, _LONGEST_LINE)}", flush=True)
+        if each.advice:
+            print(f"{'':<8} Try: {each.advice}", flush=True)
+        problems += each.status == "problem"
+    return problems
+
+
 _TRAIN = (
     run.run,
     nodes.local,
@@ -56,8 +140,8 @@ _READ_RUNS = (
     dashboard.dashboard,
     runs.report,
 )
-for command in (data.describe, *_TRAIN, *_USE_MODELS, *_READ_RUNS, run.tasks):
-    app.command(cls=GroupedCommand)(command)
+for each in (data.describe, *_TRAIN, *_USE_MODELS, *_READ_RUNS, run.tasks, doctor):
+    app.command(cls=GroupedCommand)(each)
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
 app.add_typer(security.app, name="tokens")
@@ -72,7 +156,7 @@ def _fedbudget(
         print(f"fedbudget {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        print(_TOUR, end="")
 
 
 def main(arguments: list[str] | None = None) -> None:
