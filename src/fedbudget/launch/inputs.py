@@ -24,7 +24,7 @@ from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.models import catalogue
 from fedbudget.models.base import KernelModel, Model
 from fedbudget.models.own import load_model
-from fedbudget.protocol.features.validation import held_out_rows, share_for
+from fedbudget.protocol.features.held_out import held_out_rows, share_for
 from fedbudget.randomness import Stream, generator
 from fedbudget.secure.graph import FEWEST
 from fedbudget.settings.compatibility import DEFAULT_NODES, validates

@@ -23,6 +23,7 @@ from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.features import dropout
 from fedbudget.protocol.features.feature import Quantize, trial_rounds
+from fedbudget.protocol.features.held_out import SHARE
 from fedbudget.protocol.features.node_privacy import PrivateAggregator
 from fedbudget.protocol.features.sample_privacy import (
     SampleAggregator,
@@ -30,7 +31,7 @@ from fedbudget.protocol.features.sample_privacy import (
     SampleSumAggregator,
     SampleSums,
 )
-from fedbudget.protocol.features.validation import SHARE, Validation
+from fedbudget.protocol.features.validation import Validation
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
 from fedbudget.protocol.update import UPDATE_RULES, KMeansSplit, UpdateRule

@@ -31,6 +31,7 @@ _LOSS_PAIRS = (
     ("losses", "best_losses"),
     ("validation", "validation_best"),
     ("validation_mean", "validation_best"),
+    ("validation_reference", "validation_best"),
 )
 """Losses of a w, and of the best w so far."""
 

@@ -24,7 +24,7 @@ from fedbudget.engines.grpc.stream import frames, pack
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.messages import Farewell, Welcome
-from fedbudget.protocol.features import validation
+from fedbudget.protocol.features import held_out
 from fedbudget.protocol.features.drift import DriftCatchUp
 from fedbudget.protocol.features.validation import ValidationCatchUp
 from fedbudget.protocol.messages import Broadcast, CatchUp, PrivateRound
@@ -219,7 +219,7 @@ def test_other_state_opens_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One node receives a false state of earlier rounds, as if it had been away."""
-    monkeypatch.setattr(validation, "FEWEST_ROWS", 2)
+    monkeypatch.setattr(held_out, "FEWEST_ROWS", 2)
 
     def changed(broadcast: Broadcast) -> Broadcast:
         assert broadcast.catch_up is not None

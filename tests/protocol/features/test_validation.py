@@ -15,17 +15,15 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.models.builtin import LinearRegression
 from fedbudget.protocol.features.feature import RoundResult, report_layout
-from fedbudget.protocol.features.held_out import BLOCKS, HeldOut
+from fedbudget.protocol.features.held_out import BLOCKS, HeldOut, held_out_rows, split
 from fedbudget.protocol.features.validation import (
     OVERFITTED,
-    Best,
+    Candidate,
     MeanOfW,
     Validation,
     ValidationCatchUp,
     ValidationPart,
     ValidationState,
-    held_out_rows,
-    split,
 )
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import CatchUp, TrainRound
@@ -125,8 +123,14 @@ class TestBlocks:
 
 
 def round_of(
-    w: list[float], number: int, best: int, *, catch_up: object = None
+    w: list[float],
+    number: int,
+    best: int,
+    *,
+    reference: int | None = None,
+    catch_up: object = None,
 ) -> TrainRound:
+    compared = Candidate(best if reference is None else reference)
     vector = np.array(w, np.float32)
     return TrainRound(
         round=number,
@@ -135,7 +139,7 @@ def round_of(
         eta=0.01,
         effective=1,
         report=report_layout((FEATURE,), number == 1),
-        parts=(ValidationPart(True, Best(best), number),),
+        parts=(ValidationPart(True, Candidate(best), compared, number),),
         catch_up=catch_up,  # type: ignore[arg-type]
     )
 
@@ -158,20 +162,52 @@ class TestNodes:
         assert two.numbers["validated"].tolist() == [1, 0, 1]
         assert two.numbers["validation"][1] == 0
 
+    def test_reports_loss_of_reference(self) -> None:
+        """w^r is an earlier w^v, with the loss that it had then."""
+        size = fleet().model.parameters
+        nodes = fleet()
+        one = nodes.answer(round_of([0.0] * size, 1, 0))
+        nodes.answer(round_of([0.5] * size, 2, 1))
+        nodes.answer(round_of([0.7] * size, 3, 2, reference=1))
+        last = nodes.answer(round_of([0.9] * size, 4, 2, reference=1))
+        expected = one.numbers["validation"].tolist()
+        assert last.numbers["validation_reference"].tolist() == expected
+
     def test_missed_round_is_recomputed(self) -> None:
-        """A node that only learns w^v from a catch-up reports the same numbers."""
+        """A node that only learns w^v and w^r from a catch-up reports the same numbers."""
         size = fleet().model.parameters
         first = [0.0] * size
         second = [0.5] * size
+        third = [0.75] * size
         present = fleet()
         present.answer(round_of(first, 1, 0))
-        expected = present.answer(round_of(second, 2, 1))
-        w = np.array(first, np.float32)
-        caught_up = ValidationCatchUp(Best(1), w, MeanOfW(w, 1))
+        present.answer(round_of(second, 2, 1))
+        expected = present.answer(round_of(third, 3, 2, reference=1))
+        w = np.array(second, np.float32)
+        reference_w = np.array(first, np.float32)
+        mean = MeanOfW.following(MeanOfW(reference_w, 1), w)
+        caught_up = ValidationCatchUp(Candidate(2), w, Candidate(1), reference_w, mean)
         missed = CatchUp(w, (caught_up,))
-        late = fleet().answer(round_of(second, 2, 1, catch_up=missed))
+        late = fleet().answer(round_of(third, 3, 2, reference=1, catch_up=missed))
         for name in FEATURE.reported(first=False).numbers:
             assert late.numbers[name].tolist() == expected.numbers[name].tolist()
+
+    def test_false_reference_changes_digests(self) -> None:
+        """Nodes of a masked sum would notice a w^r that only one of them received."""
+        size = fleet().model.parameters
+        w = np.full(size, 0.5, np.float32)
+        third = [0.75] * size
+        shared = []
+        for value in (0.0, 1e30):
+            own = np.full(size, value, np.float32)
+            part = ValidationCatchUp(Candidate(2), w, Candidate(1), own, MeanOfW(w, 2))
+            missed = CatchUp(w, (part,))
+            late = fleet()
+            late.receive(round_of(third, 3, 2, reference=1, catch_up=missed))
+            shared.append([each.tobytes() for each in late.common])
+        assert len(shared[0]) == len(shared[1])
+        assert shared[0][:-1] == shared[1][:-1]
+        assert shared[0][-1] != shared[1][-1]
 
     def test_mean_of_w_is_a_candidate(self) -> None:
         """It has the loss of the mean of both w, as a node reports it for such a w."""
@@ -190,7 +226,7 @@ class TestNodes:
         for number, value in enumerate((0.0, 0.9, 0.3), start=1):
             message = round_of([value] * size, number, 1)
             last = every.answer(message)
-            part = ValidationPart(number != 2, Best(1), number)
+            part = ValidationPart(number != 2, Candidate(1), Candidate(1), number)
             late = seldom.answer(replace(message, parts=(part,)))
         for name in ("validation_mean", "validation_best"):
             assert late.numbers[name].tolist() == last.numbers[name].tolist()
@@ -200,7 +236,7 @@ class TestNodes:
         nodes = fleet()
         nodes.answer(round_of([0.0] * size, 1, 0))
         message = round_of([0.5] * size, 2, 1)
-        part = ValidationPart(True, Best(1), 1)
+        part = ValidationPart(True, Candidate(1), Candidate(1), 1)
         report = nodes.answer(replace(message, parts=(part,)))
         mean = report.numbers["validation_mean"].tolist()
         assert mean == report.numbers["validation"].tolist()
@@ -213,17 +249,28 @@ class TestNodes:
 LEDGER = Ledger.open(Budget({"time": 10.0}), Costs(np.ones(1), np.zeros(1)))
 
 
-def result_of(number: int, training: float | None, validation: float) -> RoundResult:
-    """A round of one node whose w^v has a validation loss of 1, with an error of 0.01."""
+def result_of(
+    number: int, training: float | None, validation: float, **others: float
+) -> RoundResult:
+    """A round of one node whose w^v has a validation loss of 1, with an error of 0.01.
+
+    Args:
+      number: of the round.
+      training, validation: losses of w(t₀).
+      others: further numbers to report.
+    """
     numbers = {
         "data": 1.0,
         "validated": 1.0,
         "validation": validation,
         "validation_mean": validation,
         "validation_best": 1.0,
+        "validation_reference": 1.0,
         "validation_variance": 0.0001,
         "validation_mean_variance": 0.0001,
+        "validation_reference_variance": 0.0001,
         "validation_cost": 0.0,
+        **others,
     }
     if training is not None:
         numbers["losses"] = training
@@ -277,6 +324,43 @@ class TestSecondStage:
 
     def test_unknown_training_loss_counts(self) -> None:
         assert self.after(None, 1.1, OVERFITTED).returns
+
+
+class TestSignificantImprovement:
+    """w^v falls from a loss of 2 in steps of 0.1, each with an error of 0.2."""
+
+    @staticmethod
+    def reference(error: float, rounds: int = 5) -> ValidationState:
+        """Return the state after rounds.
+
+        Args:
+          error: standard error of the comparison of w^v with w^r.
+          rounds: their number.
+        """
+        state = Validation().first(np.zeros(1, np.float32))
+        for number in range(1, rounds + 1):
+            others = {
+                "validation_best": 2.0 - 0.1 * max(0, number - 2),
+                "validation_variance": 0.04,
+                "validation_mean_variance": 0.04,
+                "validation_reference": 2.0,
+                "validation_reference_variance": error**2,
+            }
+            result = result_of(number, 1.0, 2.0 - 0.1 * (number - 1), **others)
+            state = Validation().after(state, result)
+        return state
+
+    def test_small_steps_add_up(self) -> None:
+        """In round 5, w^v of round 4 is better than w^r by 0.3, more than two errors."""
+        state = self.reference(error=0.11)
+        assert state.reference.round == 4
+        assert state.improved == 4
+
+    def test_error_of_sum_counts(self) -> None:
+        state = self.reference(error=0.2)
+        assert state.best.round == 5
+        assert state.reference.round == 1
+        assert state.improved == 0
 
 
 def noisy_shards(nodes: int = 4, rows: int = 120) -> list[tuple[Float32, Int64]]:

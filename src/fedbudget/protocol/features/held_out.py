@@ -1,7 +1,15 @@
-"""Held-out rows of nodes (validation.py), in blocks whose losses are independent."""
+"""Held-out rows of nodes (validation.py), in blocks whose losses are independent.
+
+A `share` of the rows is held out: 15 %, and more if all nodes together have few rows
+(`share_for`). A node with n rows holds out `share` of them, at most `MOST_ROWS`, and
+none if that is fewer than `FEWEST_ROWS`: a mean over fewer rows is too noisy, and reveals
+too much of each row. The positions depend on n and the seed alone. So nodes with identical
+shards hold out the same rows, and a node holds out the same rows on every engine.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +18,17 @@ from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Model
 from fedbudget.protocol.sums import LARGEST
+from fedbudget.randomness import Stream, generator
+
+SHARE = 0.15
+LARGEST_SHARE = 0.3
+ENOUGH_ROWS = 150
+"""Share of rows that is held out: more of few rows, up to `LARGEST_SHARE`, to have
+`ENOUGH_ROWS` rows over all nodes. With fewer, chance decides which w looks best."""
+
+FEWEST_ROWS = 10
+MOST_ROWS = 1000
+"""Limits of a node's held-out rows."""
 
 BLOCKS = 8
 BLOCK_ROWS = 5
@@ -82,3 +101,51 @@ class HeldOut:
         variance = np.bincount(self.owner, squares, nodes) * self.correction
         figures = {"loss": loss, "best": best_loss, "variance": variance}
         return {name: np.asarray(each, np.float64) for name, each in figures.items()}
+
+
+def share_for(rows: int) -> float:
+    """Return the share to hold out of all rows of a run.
+
+    >>> share_for(300), share_for(750), share_for(10_000)
+    (0.3, 0.2, 0.15)
+    """
+    return min(LARGEST_SHARE, max(SHARE, ENOUGH_ROWS / max(1, rows)))
+
+
+def held_out_rows(rows: int, share: float = SHARE) -> int:
+    """Return how many of a node's rows are held out.
+
+    >>> held_out_rows(60), held_out_rows(100), held_out_rows(100_000)
+    (0, 15, 1000)
+    """
+    held_out = min(round(share * rows), MOST_ROWS)
+    return held_out if FEWEST_ROWS <= held_out < rows else 0
+
+
+def split(shards: Shards, share: float, seed: int) -> tuple[Shards, HeldOut]:
+    """Split the shards of nodes into rows to train on and held-out rows.
+
+    Args:
+      shards: all rows of the nodes.
+      share: share to hold out.
+      seed: seed of the run.
+
+    Returns:
+      the rows to train on, and the held-out rows.
+    """
+    if not any(held_out_rows(int(size), share) for size in shards.size):
+        return shards, HeldOut.of(shards, [np.empty(0, np.int64)] * len(shards))
+    known: dict[tuple[int, int], tuple[Any, Any]] = {}
+    train = []
+    held_out = []
+    for node in range(len(shards)):
+        key = int(shards.start[node]), int(shards.size[node])
+        if key not in known:
+            rows = shards.rows_of(node)
+            count = held_out_rows(len(rows), share)
+            order = generator(seed, Stream.VALIDATION, len(rows)).permutation(len(rows))
+            known[key] = rows[np.sort(order[count:])], rows[order[:count]]
+        kept, out = known[key]
+        train.append(kept)
+        held_out.append(out)
+    return Shards.of(shards.table, train), HeldOut.of(shards, held_out)

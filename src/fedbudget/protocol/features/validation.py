@@ -1,15 +1,9 @@
 """Validation: each node holds out some of its rows, and they choose the model.
 
-A node trains on the rows that remain. It evaluates two candidates on the held-out rows,
-w(t₀) and the mean of all w so far, and reports sums only. The result of the run is the
-candidate with the lowest validation loss, not the last w or the one with the lowest
-training loss. When validation stops improving, the run ends.
-
-**Held-out rows.** `share` is 15 %, and more if all nodes together have few rows
-(`share_for`). A node with n rows holds out `share` of them, at most `MOST_ROWS`, and
-none if that is fewer than `FEWEST_ROWS`: a mean over fewer rows is too noisy, and reveals
-too much of each row. The positions depend on n and the seed alone. So nodes with identical
-shards hold out the same rows, and a node holds out the same rows on every engine.
+A node trains on the rows that remain (held_out.py). It evaluates two candidates on the
+held-out rows, w(t₀) and the mean of all w so far, and reports sums only. The result of the
+run is the candidate with the lowest validation loss, not the last w or the one with the
+lowest training loss. When validation stops improving, the run ends.
 
 **The mean of w.** The default's steps are long. A network or a model with many features
 fits the training rows within a few rounds, and w is noisy. The mean
@@ -27,26 +21,30 @@ training loss. Each candidate is compared with the best w so far, w^v, on the sa
     gap = Σ D_i (V_i(w) - V_i(w^v)) / Σ D_i
 
 The candidate with the smaller gap replaces w^v if its gap is below 0. The standard error of
-the gap follows from blocks of rows at each node, whose gaps are independent:
+a gap follows from blocks of rows at each node, whose gaps are independent:
 
     s_i² = Σ_b (m_b/m)² (g_b - ḡ)² k/(k-1),     error² = Σ D_i² s_i² / (Σ D_i)²
 
-Nodes remember the block losses of w^v and of the last candidates, so w^v itself is sent
-only to nodes that missed a round. Nodes of a masked sum compare digests of all candidates,
-also those without held-out rows. Otherwise an aggregator could let one node evaluate a w of
-its choice, and the others one whose loss it knows.
+Nodes remember the block losses of w^v, of w^r below and of the last candidates. So w^v and
+w^r themselves are sent only to nodes that missed a round. Nodes of a masked sum compare
+digests of all candidates, also those without held-out rows. Otherwise an aggregator could
+let one node evaluate a w of its choice, and the others one whose loss it knows.
 
 **Cost.** Two evaluations of m rows cost about as much as 2m / (3 · mini-batch) local
 updates: each is one pass forward of the three passes of an update. Nodes report it.
 Validation is due when its cost is at most `COST` of the local updates since the last one.
 
-**End.** The run improves significantly when the total gap since the last significant
-improvement exceeds `CERTAIN` standard errors and `LEAST_GAIN` of the loss. If it does not
-within as many validations as before, and at least `PATIENCE`, the rest of the budget is
-given up: the run is planned as if the budget were `spent / (1 - LANDING)`. The step size
-then falls over the last rounds as at the end of every run, because a noisy plateau ends
-when the step size falls. A run that has not improved on w(0) goes on, unless w has become
-significantly worse: some networks start where their loss is flat.
+**End.** w^r is the w^v of the last significant improvement. Nodes compare w^v with it as
+above, and w^v becomes w^r if it is better by more than `CERTAIN` standard errors and
+`LEAST_GAIN` of the loss. The errors of the improvements in between do not tell the error of
+their sum, because they depend on each other: where w oscillates, they largely cancel.
+
+If w^r stays for as many validations as it took to find it, and at least `PATIENCE`, the
+rest of the budget is given up: the run is planned as if the budget were
+`spent / (1 - LANDING)`. The step size then falls over the last rounds as at the end of
+every run, because a noisy plateau ends when the step size falls. A run that has not
+improved on w(0) goes on, unless w has become significantly worse: some networks start where
+their loss is flat.
 
 **Second stage.** A network may overfit long before the budget is spent: the training loss
 falls, and the validation loss rises. Such a run returns to w^v once and continues with
@@ -79,20 +77,9 @@ from fedbudget.protocol.features.feature import (
     RoundResult,
     register_feature,
 )
-from fedbudget.protocol.features.held_out import HeldOut
+from fedbudget.protocol.features.held_out import SHARE, HeldOut, split
 from fedbudget.protocol.messages import RoundPart
 from fedbudget.protocol.sums import Sums
-from fedbudget.randomness import Stream, generator
-
-SHARE = 0.15
-LARGEST_SHARE = 0.3
-ENOUGH_ROWS = 150
-"""Share of rows that is held out: more of few rows, up to `LARGEST_SHARE`, to have
-`ENOUGH_ROWS` rows over all nodes. With fewer, chance decides which w looks best."""
-
-FEWEST_ROWS = 10
-MOST_ROWS = 1000
-"""Limits of a node's held-out rows."""
 
 MOST_SITES = 1000
 """Nodes up to which the losses of each are kept."""
@@ -124,59 +111,13 @@ _REPORTED = Reported(
         "validation": MOST_BEYOND,
         "validation_mean": MOST_BEYOND,
         "validation_best": MOST_BEYOND,
+        "validation_reference": MOST_BEYOND,
         "validation_variance": math.inf,
         "validation_mean_variance": math.inf,
+        "validation_reference_variance": math.inf,
         "validation_cost": math.inf,
     }
 )
-
-
-def share_for(rows: int) -> float:
-    """Return the share to hold out of all rows of a run.
-
-    >>> share_for(300), share_for(750), share_for(10_000)
-    (0.3, 0.2, 0.15)
-    """
-    return min(LARGEST_SHARE, max(SHARE, ENOUGH_ROWS / max(1, rows)))
-
-
-def held_out_rows(rows: int, share: float = SHARE) -> int:
-    """Return how many of a node's rows are held out.
-
-    >>> held_out_rows(60), held_out_rows(100), held_out_rows(100_000)
-    (0, 15, 1000)
-    """
-    held_out = min(round(share * rows), MOST_ROWS)
-    return held_out if FEWEST_ROWS <= held_out < rows else 0
-
-
-def split(shards: Shards, share: float, seed: int) -> tuple[Shards, HeldOut]:
-    """Split the shards of nodes into rows to train on and held-out rows.
-
-    Args:
-      shards: all rows of the nodes.
-      share: share to hold out.
-      seed: seed of the run.
-
-    Returns:
-      the rows to train on, and the held-out rows.
-    """
-    if not any(held_out_rows(int(size), share) for size in shards.size):
-        return shards, HeldOut.of(shards, [np.empty(0, np.int64)] * len(shards))
-    known: dict[tuple[int, int], tuple[Any, Any]] = {}
-    train = []
-    held_out = []
-    for node in range(len(shards)):
-        key = int(shards.start[node]), int(shards.size[node])
-        if key not in known:
-            rows = shards.rows_of(node)
-            count = held_out_rows(len(rows), share)
-            order = generator(seed, Stream.VALIDATION, len(rows)).permutation(len(rows))
-            known[key] = rows[np.sort(order[count:])], rows[order[:count]]
-        kept, out = known[key]
-        train.append(kept)
-        held_out.append(out)
-    return Shards.of(shards.table, train), HeldOut.of(shards, held_out)
 
 
 @dataclass(frozen=True)
@@ -202,8 +143,8 @@ class MeanOfW:
 
 
 @dataclass(frozen=True)
-class Best:
-    """Which candidate is w^v.
+class Candidate:
+    """Which w was validated.
 
     Args:
       round: the round that validated it; 0 before the first validation.
@@ -221,13 +162,15 @@ class ValidationPart(RoundPart):
     Args:
       due: whether nodes validate.
       best: w^v.
+      reference: w^r.
       count: number of w in their mean, with w(t₀).
       cost: cost of a validation in local updates, as measured last.
     """
 
     in_header: ClassVar[bool] = True
     due: bool
-    best: Best
+    best: Candidate
+    reference: Candidate
     count: int
     cost: float = 0.0
 
@@ -242,12 +185,14 @@ class FinalValidationPart(RoundPart):
 
     Args:
       best: w^v.
+      reference: w^r.
       count: number of w in their mean, with w(t₀).
       cost: cost of a validation in local updates.
       w: w^v, for the evaluation on test samples, [parameters].
     """
 
-    best: Best
+    best: Candidate
+    reference: Candidate
     count: int
     cost: float
     w: Float32
@@ -273,12 +218,31 @@ class ValidationCatchUp(RoundPart):
     Args:
       best: w^v.
       w: its parameters, [parameters].
+      reference: w^r.
+      reference_w: its parameters, [parameters]; None if w^r is w^v.
       mean: the mean of w before the coming round.
     """
 
-    best: Best
+    best: Candidate
     w: Float32
+    reference: Candidate
+    reference_w: Float32 | None
     mean: MeanOfW
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A candidate that nodes have evaluated.
+
+    Args:
+      candidate: which one.
+      losses: its loss on each block, [blocks].
+      digest: digest of its parameters, [4].
+    """
+
+    candidate: Candidate
+    losses: Float64
+    digest: Int64
 
 
 @dataclass(frozen=True)
@@ -287,28 +251,20 @@ class ValidationMemory(NodeMemory):
 
     Args:
       mean: the mean of w, with that of the last round.
-      last: the last round that validated.
-      last_losses: losses of its candidates on each block, [candidates, blocks].
-      last_digests: digests of its candidates, [candidates, 4].
+      last: candidates of the last round that validated.
       best: w^v.
-      best_losses: its loss on each block, [blocks].
-      best_digest: its digest, [4].
+      reference: w^r.
     """
 
     mean: MeanOfW
-    last: int
-    last_losses: Float64
-    last_digests: Int64
-    best: Best
-    best_losses: Float64
-    best_digest: Int64
+    last: tuple[Evaluated, ...]
+    best: Evaluated
+    reference: Evaluated
 
-    def known(self, best: Best) -> tuple[Float64, Int64] | None:
-        """Return the losses of w^v on each block and its digest, if they are known."""
-        if best.round == self.last:
-            place = int(best.mean)
-            return self.last_losses[place], self.last_digests[place]
-        return (self.best_losses, self.best_digest) if best == self.best else None
+    def find(self, candidate: Candidate) -> Evaluated | None:
+        """Return a candidate with its losses, if they are known."""
+        known = (*self.last, self.best, self.reference)
+        return next((each for each in known if each.candidate == candidate), None)
 
 
 @dataclass(frozen=True)
@@ -319,8 +275,9 @@ class ValidationState(FeatureState):
       due: whether the coming round validates.
       final: whether the coming round is the final one.
       w: w^v, [parameters]; w(0) before the first validation.
-      best: which candidate it was.
       mean: the mean of w before the coming round; of no w if it starts again.
+      reference_w: w^r, [parameters]; w(0) before the first validation.
+      best, reference: which candidates they were.
       loss, error: V(w^v), and the standard error of the last comparison with it.
       last: validation loss of the better one of the last candidates.
       first: V(w(0)).
@@ -332,9 +289,7 @@ class ValidationState(FeatureState):
       returns: whether the coming round returns to w^v.
       updates: cost of the rounds since the last validation, in local updates.
       validations: number of validations.
-      gain, variance: improvement since the last significant one, and its squared error.
-      improved: number of validations until the last significant improvement.
-      improved_round: the round that started with that w.
+      improved: number of validations until w^r was found.
       ends: share of the budget after which the run ends.
       sites, first_sites: validation losses of w^v and of w(0) by node number, if the
         aggregator receives the report of every node.
@@ -343,7 +298,9 @@ class ValidationState(FeatureState):
     due: bool
     w: Float32
     mean: MeanOfW
-    best: Best = Best()
+    reference_w: Float32
+    best: Candidate = Candidate()
+    reference: Candidate = Candidate()
     loss: float = math.nan
     error: float = math.nan
     last: float = math.nan
@@ -355,10 +312,7 @@ class ValidationState(FeatureState):
     returns: bool = False
     updates: float = 0.0
     validations: int = 0
-    gain: float = 0.0
-    variance: float = 0.0
     improved: int = 0
-    improved_round: int = 1
     ends: float = 1.0
     final: bool = False
     sites: Mapping[str, float] = field(default_factory=dict)
@@ -370,8 +324,9 @@ class ValidationState(FeatureState):
         return self.mean.count + 1
 
     def require_possible(self, w: Float32) -> None:
-        if self.w.shape != w.shape or not np.isfinite(self.w).all():
-            raise ValueError("the validated w is not finite, or has another length")
+        for each in (self.w, self.reference_w):
+            if each.shape != w.shape or not np.isfinite(each).all():
+                raise ValueError("a validated w is not finite, or has another length")
         if self.mean.w.shape != w.shape or self.mean.count < 0:
             raise ValueError("the mean of w has another length")
         if not 0 < self.ends <= 1:
@@ -431,22 +386,19 @@ class Validation(Feature):
             if last is not None:
                 local.memories[self.name] = updated(last, mean=mean)
             return
-        losses = held_out.losses(local.model, w)
-        both = np.stack([losses, losses])
-        digests = np.stack([_digest(w), _digest(mean.w)])
+        candidates = [(Candidate(local.broadcast.round, False), w)]
         if mean.count > 1:
-            both[1] = held_out.losses(local.model, mean.w)
-        best = None if last is None else last.known(part.best)
-        best_losses, best_digest = best or (losses, digests[0])
-        local.scratch[self.name] = both, best_losses
+            candidates.append((Candidate(local.broadcast.round, True), mean.w))
+        evaluated = [
+            Evaluated(which, held_out.losses(local.model, each), _digest(each))
+            for which, each in candidates
+        ]
+        best = None if last is None else last.find(part.best)
+        best = best or updated(evaluated[0], candidate=part.best)
+        reference = None if last is None else last.find(part.reference)
+        reference = reference or updated(best, candidate=part.reference)
         local.memories[self.name] = ValidationMemory(
-            mean,
-            local.broadcast.round,
-            both,
-            digests,
-            part.best,
-            best_losses,
-            best_digest,
+            mean, tuple(evaluated), best, reference
         )
 
     def common(self, local: LocalRound) -> Sequence[Float32]:
@@ -454,8 +406,8 @@ class Validation(Feature):
         part = _part_of(local)
         if memory is None or part is None or not part.due:
             return ()
-        digests = (*memory.last_digests, memory.best_digest)
-        return [np.ascontiguousarray(each).view(np.float32) for each in digests]
+        known = (*memory.last, memory.best, memory.reference)
+        return [np.ascontiguousarray(each.digest).view(np.float32) for each in known]
 
     def _caught_up(
         self, local: LocalRound, held_out: HeldOut, memory: ValidationMemory | None
@@ -465,22 +417,30 @@ class Validation(Feature):
         sent = None if missed is None else missed.part(ValidationCatchUp)
         if sent is None:
             return memory
-        best = None if memory is None else memory.known(sent.best)
-        if best is None:
-            best = held_out.losses(local.model, sent.w), _digest(sent.w)
-        losses, digest = best
-        return ValidationMemory(
-            sent.mean, 0, losses[None], digest[None], sent.best, losses, digest
-        )
+
+        def find(candidate: Candidate, w: Float32) -> Evaluated:
+            known = None if memory is None else memory.find(candidate)
+            if known is not None:
+                return known
+            return Evaluated(candidate, held_out.losses(local.model, w), _digest(w))
+
+        best = find(sent.best, sent.w)
+        reference = best
+        if sent.reference_w is not None:
+            reference = find(sent.reference, sent.reference_w)
+        return ValidationMemory(sent.mean, (), best, reference)
 
     def report(self, local: LocalRound) -> dict[str, Float64]:
         nodes = len(local.numbers)
-        if self.name not in local.scratch:
+        part = _part_of(local)
+        if part is None or not part.due:
             return {name: np.zeros(nodes) for name in _REPORTED.numbers}
         held_out: HeldOut = local.held_out[self.name]
-        candidates, best = local.scratch[self.name]
-        of_w = held_out.compare(candidates[0], best)
-        of_mean = held_out.compare(candidates[1], best)
+        memory: ValidationMemory = local.memories[self.name]
+        best = memory.best.losses
+        of_w = held_out.compare(memory.last[0].losses, best)
+        of_mean = held_out.compare(memory.last[-1].losses, best)
+        of_reference = held_out.compare(memory.reference.losses, best)
         trained = local.shards.size
         sizes = trained + held_out.rows
         batch = local.sampler.batch or trained
@@ -489,25 +449,35 @@ class Validation(Feature):
             "validation": of_w["loss"],
             "validation_mean": of_mean["loss"],
             "validation_best": of_w["best"],
+            "validation_reference": of_reference["loss"],
             "validation_variance": sizes * of_w["variance"],
             "validation_mean_variance": sizes * of_mean["variance"],
+            "validation_reference_variance": sizes * of_reference["variance"],
             "validation_cost": 2 * held_out.rows / (3 * batch),
         }
 
     # Aggregator.
 
     def first(self, w: Float32) -> ValidationState:
-        return ValidationState(due=True, w=w, mean=MeanOfW(w, 0))
+        return ValidationState(due=True, w=w, mean=MeanOfW(w, 0), reference_w=w)
 
     def message(self, state: ValidationState) -> RoundPart | None:
         if state.final and state.best.round:
-            return FinalValidationPart(state.best, state.count, state.cost, state.w)
-        return ValidationPart(state.due, state.best, state.count, state.cost)
+            return FinalValidationPart(
+                state.best, state.reference, state.count, state.cost, state.w
+            )
+        return ValidationPart(
+            state.due, state.best, state.reference, state.count, state.cost
+        )
 
     def catch_up(self, state: ValidationState) -> RoundPart | None:
         if not state.best.round and not state.mean.count:
             return None
-        return ValidationCatchUp(state.best, state.w, state.mean)
+        same = state.reference == state.best
+        reference_w = None if same else state.reference_w
+        return ValidationCatchUp(
+            state.best, state.w, state.reference, reference_w, state.mean
+        )
 
     def after(self, state: ValidationState, result: RoundResult) -> ValidationState:
         w = result.broadcast.w
@@ -540,7 +510,7 @@ class Validation(Feature):
             state.best.mean,
             state.loss,
             state.first,
-            state.improved_round,
+            state.reference.round or 1,
             state.sites,
             state.first_sites,
         )
@@ -593,43 +563,31 @@ class Validation(Feature):
             updates=0,
             validations=state.validations + 1,
         )
-        best = Best(sums.round, name != CANDIDATES[0])
+        best = Candidate(sums.round, name != CANDIDATES[0])
         sites = _site_losses(sums, name)
         if not state.best.round:
             return updated(
                 state,
                 w=w,
+                reference_w=w,
                 best=best,
+                reference=best,
                 loss=loss,
                 first=loss,
                 training=_training_loss(sums),
                 sites=sites,
                 first_sites=sites,
             )
-        gap = loss - best_loss
-        if not gap < 0:
+        state = _with_reference(state, totals, best_loss)
+        if not loss < best_loss:
             return updated(state, loss=best_loss)
-        gain = state.gain - gap
-        total = state.variance + variance
-        significant = gain > max(CERTAIN * math.sqrt(total), LEAST_GAIN * abs(loss))
-        state = updated(
+        return updated(
             state,
             w=state.mean.w if best.mean else w,
             best=best,
             loss=loss,
             training=_training_loss(sums),
-            gain=gain,
-            variance=total,
             sites=sites,
-        )
-        if not significant:
-            return state
-        return updated(
-            state,
-            gain=0.0,
-            variance=0.0,
-            improved=state.validations,
-            improved_round=sums.round,
         )
 
     def _ended(self, state: ValidationState, sums: Sums, spent: float) -> ValidationState:
@@ -652,6 +610,23 @@ class Validation(Feature):
 def _part_of(local: LocalRound) -> ValidationPart | FinalValidationPart | None:
     kinds = local.broadcast.by_kind
     return kinds.get(ValidationPart) or kinds.get(FinalValidationPart)
+
+
+def _with_reference(
+    state: ValidationState, totals: Mapping[str, float], best_loss: float
+) -> ValidationState:
+    """Make w^v the new w^r if it is significantly better."""
+    weight = totals["validated"]
+    gain = totals["validation_reference"] / weight - best_loss
+    error = math.sqrt(max(0.0, totals["validation_reference_variance"])) / weight
+    if not gain > max(CERTAIN * error, LEAST_GAIN * abs(best_loss)):
+        return state
+    return updated(
+        state,
+        reference_w=state.w,
+        reference=state.best,
+        improved=state.validations - 1,
+    )
 
 
 def _training_loss(sums: Sums) -> float:
