@@ -37,6 +37,10 @@ class UserError(FedbudgetError, ValueError):
         return self.spelled(str)
 
 
+class PublicReason(UserError):
+    """A reason that the other side may read: nothing in it follows from samples."""
+
+
 class WorkError(FedbudgetError, RuntimeError):
     """The work failed although the request was valid. No traceback is needed."""
 

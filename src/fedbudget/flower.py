@@ -76,8 +76,10 @@ def client_app(
     @app.query("describe")
     def reply(message: Message, context: Context) -> Message:
         from fedbudget.engines.flower import node
+        from fedbudget.launch.flower import is_private_run
 
-        return node.reply(message, context, setup)
+        private = is_private_run(context.run_config)
+        return node.reply(message, context, setup, private=private)
 
     return app
 

@@ -114,6 +114,13 @@ class TestInProcess:
         assert not result.site_report
         assert len(result.personal) == 3
 
+    def test_personal_models_claim_no_privacy(self, tmp_path: Path) -> None:
+        """They follow from exact rows, unlike the global model."""
+        options = {**OPTIONS, "budget": ["time=1000000s", "privacy=8"]}
+        fedbudget.train(shards=SHARDS, personal=True, out=tmp_path / "run", **options)
+        assert fedbudget.load(tmp_path / "run").privacy is not None
+        assert fedbudget.load(tmp_path / "run", site="node 0").privacy is None
+
     def test_baseline_has_none(self) -> None:
         with pytest.raises(UserError, match="centralized has no personal models"):
             fedbudget.train(

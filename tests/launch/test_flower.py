@@ -10,7 +10,14 @@ from fedbudget.budget.step_size import FallingStep
 from fedbudget.data.agreement import Moments
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
-from fedbudget.launch.flower import Config, node_data, node_setup, partition_of, read_run
+from fedbudget.launch.flower import (
+    Config,
+    is_private_run,
+    node_data,
+    node_setup,
+    partition_of,
+    read_run,
+)
 from fedbudget.launch.method import build_method
 from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.update import FedYogi
@@ -157,13 +164,13 @@ class TestNodeData:
         node: Config = {**data, **(schema if source == "node" else {})}
         run: Config = {"budget": "time=1s,privacy=4", **(schema if source == "run" else {})}
         setup = node_setup(node, run)
-        assert setup.private
+        assert is_private_run(run)
         worker = Worker(setup.data)
-        samples = worker.hello("x", private=setup.private).samples
+        samples = worker.hello("x", private=True).samples
         assert samples.features == Moments(np.array([4.0, 1.0]), np.array([4.0, 1.0]))
         bare = node_setup(data, {"budget": "time=1s,privacy=4"})
         with pytest.raises(UserError, match="needs a public schema"):
-            Worker(bare.data).hello("x", private=bare.private)
+            Worker(bare.data).hello("x", private=True)
 
     @pytest.mark.parametrize(
         ("node", "reason"),

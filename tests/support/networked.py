@@ -23,6 +23,8 @@ from fedbudget.budget.step_size import FixedStep
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.engine import RoundTerms
 from fedbudget.engines.grpc import node as node_module
+from fedbudget.engines.grpc.masked_sums import MaskedSums
+from fedbudget.engines.grpc.masking_node import MaskingOptions
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
@@ -233,6 +235,8 @@ class Network:
     ) -> "Future[Farewell]":
         """Start a real node."""
         own = worker or Worker(node_data(node))
+        if isinstance(self.server._rounds.reports, MaskedSums):
+            more.setdefault("masking", MaskingOptions(required=True))
         return self.spawn(
             run_node(address or self.address, own, name=name or f"node-{node}", **more)
         )

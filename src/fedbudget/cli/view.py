@@ -170,6 +170,8 @@ def print_privacy_remarks(prepared: PreparedRun) -> None:
             "round and in the result, and ε does not cover these samples (`test_share` 0 "
             "holds out none)"
         )
+    if prepared.settings.personal:
+        remarks.append("ε does not cover the `personal` models in the folder of the run")
     public = dataset.layout is not None and dataset.layout.public
     if dataset.standardization is not None and not public:
         remarks.append(

@@ -167,11 +167,18 @@ def node_setup(
         partition,
         device,
         trained,
-        is_private(settings),
         keep_figures=bool(node.get("keep-figures", False)),
         batch_secret=_batch_secret(node, partition),
         on_result=lambda result: LOG.info("%s", save_result(result, where, reference)),
     )
+
+
+def is_private_run(run: Config) -> bool:
+    """Whether the configuration of a run limits privacy."""
+    try:
+        return is_private(read_run(run).settings)
+    except UserError:
+        return False  # such a run does not begin
 
 
 # A process of a simulation is many nodes, one after the other.

@@ -77,7 +77,7 @@ def build_method(
     if settings.workload == "by-data" and sizes is not None:
         by_data = tuple(sizes)
     by_speed = settings.workload == "by-speed"
-    if settings.workload is None:
+    if settings.workload is None and not settings.secure_aggregation:
         by_speed = frugal and correct_drift and settings.tau == "adaptive"
     paper = settings.method == "paper"
     longest = settings.tau_max

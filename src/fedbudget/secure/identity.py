@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedbudget.errors import UserError
+from fedbudget.errors import PublicReason, UserError
 from fedbudget.secure.messages import SignedKey
 
 _CONTEXT = "fedbudget: a key to mask with"
@@ -45,7 +45,7 @@ _CertifiedKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519
 _PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
 
 
-class UntrustedKey(UserError):
+class UntrustedKey(PublicReason):
     """A key that does not, or does not now, belong to the node of its name."""
 
 

@@ -442,6 +442,11 @@ def _of_secure_aggregation() -> Iterator[Conflict]:
         "`privacy_noise` seeded does not work with `secure_aggregation` and engine "
         "{engine}, in which nodes draw secret noise",
     )
+    yield Conflict(
+        (_SECURE, _is_not("workload", None, "equal")),
+        "`workload` {workload} does not work with `secure_aggregation`: with different "
+        "numbers of local updates, an aggregator could single out a report in a sum",
+    )
     one_update = "`secure_aggregation` and `privacy_unit` sample make one update per round"
     yield Conflict(
         (_SECURE, _PER_SAMPLE, _is_not("tau", "adaptive", 1)),

@@ -215,7 +215,7 @@ class TrainedModel:
         return meaning_of(self.model, self.samples, outputs)
 
     def corrected(self, w: Float32, shift: float) -> "TrainedModel":
-        """Return a personal model.
+        """Return a personal model. It has no privacy guarantee, as it follows from rows.
 
         Args:
           w: its parameters.
@@ -227,7 +227,7 @@ class TrainedModel:
             how = samples.standardization or none
             mean = how.target_mean + shift * how.target_deviation
             samples = replace(samples, standardization=replace(how, target_mean=mean))
-        return replace(self, w=w, samples=samples)
+        return replace(self, w=w, samples=samples, privacy=None)
 
     def saved(self) -> SavedModel:
         """Return the content of the model's file."""

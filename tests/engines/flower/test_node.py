@@ -8,10 +8,17 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbudget.engines.flower import node, records
 from fedbudget.engines.remote import wire
-from fedbudget.engines.remote.messages import NodeRefusal, RoundRequest, Welcome
+from fedbudget.engines.remote.messages import (
+    HIDDEN_REASON,
+    NodeRefusal,
+    RoundRequest,
+    Welcome,
+)
 from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.flower import client
+from fedbudget.errors import UserError
+from fedbudget.flower import client, client_app
 from fedbudget.protocol.messages import Broadcast, Report
 from support.flower_grid import LocalGrid, serialized
 from support.methods import bits
@@ -142,6 +149,36 @@ def test_errors_are_sent_as_replies() -> None:
     assert refusal(described.content).reason.startswith("a node has no data")
     nonsense = client(Message(RecordDict(), 100, "train"), context)
     assert refusal(nonsense.content) == NodeRefusal("a message without welcome")
+
+
+@pytest.mark.parametrize("error", [UserError, RuntimeError])
+def test_private_reasons_stay_at_the_node(
+    error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error may name values. Flower itself would send the text of any exception."""
+
+    def data(context: Context) -> NodeData:
+        raise error("row 7: Ms Smith is not a number")
+
+    LocalGrid({}, [])
+    private: dict[str, Any] = {"budget": "time=5s,privacy=4"}
+    message = Message(RecordDict(), 100, "query.describe")
+    context = Context(7, 100, {}, RecordDict(), private)
+    sent = client_app(data)(message, context).content
+    assert refusal(sent) == NodeRefusal(HIDDEN_REASON)
+    assert "Ms Smith" in caplog.text
+
+
+def test_private_limits_are_sent() -> None:
+    """A reason without anything of the samples."""
+
+    def setup(context: Context) -> node.NodeSetup:
+        raise BeyondLimits("too much")
+
+    context = new_context()
+    message = Message(RecordDict(), 100, "query.describe")
+    sent = node.reply(message, context, setup, private=True).content
+    assert refusal(sent) == NodeRefusal("too much")
 
 
 def test_flower_node_among_direct_nodes() -> None:

@@ -32,7 +32,7 @@ from fedbudget.secure.identity import Trust
 from fedbudget.secure.masked_sum import MaskedSum
 from fedbudget.secure.messages import Confirmed, Group, Shares, TallyShape, Terms
 from support.masked_network import masked, masked_sums, started
-from support.networked import LONG, RUN, Network, node_numbers, wait_until
+from support.networked import LONG, METHODS, RUN, Network, node_numbers, wait_until
 
 Change = Callable[[Any], Any]
 ODD = "node-1"
@@ -469,3 +469,36 @@ def test_aggregator_certificate_joins_no_sum(
         assert not net.round(left=2.0).enough
         wait_until(lambda: "localhost is not the name in its certificate" in caplog.text)
     assert_nothing_opened(received)
+
+
+def test_no_node_has_a_number_of_updates_of_its_own(
+    received: list[bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes receive the same message: one update for node 3, and a thousand for the
+    others, whose updates lead to almost the same sum as none. The sum would be the gradient
+    of node 3.
+    """
+    by_speed = replace(METHODS["accelerated"], by_speed=1000)
+    monkeypatch.setitem(METHODS, "by speed", by_speed)
+    with masked("by speed") as net:
+        joined = [net.join(node) for node in range(4)]
+        net.server.wait_for(4, lambda: False)
+        net.server.start(replace(net.task, tau_max=1000))
+        for each in joined:
+            with pytest.raises(RefusedByAggregator, match="other numbers of local updates"):
+                each.result(LONG)
+    assert_nothing_opened(received)
+
+
+def test_noise_is_divided_only_with_verified_nodes(received: list[bytes]) -> None:
+    """An aggregator divides the noise of a node's samples among nodes that it invents. The
+    node relies on its own noise, because it was not started with secure aggregation.
+    """
+    with masked("sums") as net:
+        joined = net.join(0, masking=MaskingOptions())
+        net.server.wait_for(1, lambda: False)
+        net.server.start(net.task)
+        with pytest.raises(RefusedByAggregator, match="which an aggregator could invent"):
+            joined.result(LONG)
+    names = {wire.unpack(data).name for data in received}
+    assert names == {"hello", "refusal"}

@@ -15,6 +15,7 @@ from fedbudget.engines.remote.node_limits import PrivacyAccount
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.messages import PrivateRound
 from fedbudget.resources.privacy import rho_of
+from support.masked_network import masked
 from support.networked import LONG, network, node_data, wait_until
 
 
@@ -66,3 +67,23 @@ def test_digest_of_samples_stays_at_the_node(
     sent = b"".join(received)
     assert b"--privacy-limit is" in sent
     assert path.stem.encode() not in sent
+
+
+def test_damaged_account_stays_at_the_node(
+    received: list[bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An account that becomes unreadable in a masked run is not named either."""
+    path = tmp_path / "0123456789abcdef.json"
+    account = PrivacyAccount(path, 4.0, 1e-5)
+    with masked("private") as net:
+        joined = net.join(3, worker=Worker(node_data(3), account=account))
+        for node in (0, 1, 2):
+            net.join(node)
+        net.start(4)
+        net.round()
+        path.write_text("damaged")
+        net.begin(left=5.0)
+        with pytest.raises(RefusedByAggregator, match=path.name):
+            joined.result(LONG)
+        wait_until(lambda: "so only its own output contains it" in caplog.text)
+    assert path.stem.encode() not in b"".join(received)

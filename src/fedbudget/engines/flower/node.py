@@ -5,9 +5,11 @@ last two rounds, because the aggregator may not have counted the last. A node wi
 required memory reports that.
 
 A user's mistake, such as a missing file, is sent as a refusal, so that it appears at the
-start of the run.
+start of the run. In a private run, the log of the node has it instead, because it may name
+values.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,16 +17,24 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbudget.engines.flower import records
 from fedbudget.engines.remote import wire
-from fedbudget.engines.remote.messages import LONG_REASON, NodeRefusal, Ready, Welcome
+from fedbudget.engines.remote.messages import (
+    HIDDEN_REASON,
+    LONG_REASON,
+    NodeRefusal,
+    Ready,
+    Welcome,
+)
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import NodeResult, Worker
-from fedbudget.errors import UserError
+from fedbudget.errors import PublicReason, UserError
 from fedbudget.models.base import Model
 from fedbudget.protocol.features.feature import FleetState
 from fedbudget.protocol.messages import LocalError, LocalUpdates, PeerError, PersonalRound
 
 PARTITION = "partition"
 """Entry of a hello: index of the node's part of the run's dataset."""
+
+LOG = logging.getLogger("fedbudget.flower")
 
 _ROUNDS = 2  # number of rounds in memory
 _MEMORY = "fedbudget"  # prefix of our records in the context
@@ -39,7 +49,6 @@ class NodeSetup:
       partition: index of its part of the run's dataset, if it has one.
       device: of PyTorch.
       model: its own model; None for a named model.
-      private: whether the run is private.
       keep_figures: whether the figures of its personal model stay here.
       batch_secret: hides the positions of mini-batches from the aggregator.
       on_result: called with the result of the run, if the aggregator sends it.
@@ -49,7 +58,6 @@ class NodeSetup:
     partition: int | None = None
     device: str = "auto"
     model: Model | None = None
-    private: bool = False
     keep_figures: bool = False
     batch_secret: int | None = None
     on_result: Callable[[NodeResult], None] = lambda result: None
@@ -59,8 +67,14 @@ Setup = Callable[[Context], NodeSetup]
 """Returns a node's setup; its errors appear at the start of the run."""
 
 
-def reply(message: Message, context: Context, setup: Setup) -> Message:
-    """Answer a message: describe the samples, run a trial, or run a round."""
+def reply(
+    message: Message, context: Context, setup: Setup, *, private: bool = False
+) -> Message:
+    """Answer a message: describe the samples, run a trial, or run a round.
+
+    Args:
+      private: whether the run is private.
+    """
     content = message.content
     kind = message.metadata.message_type
     try:
@@ -77,7 +91,7 @@ def reply(message: Message, context: Context, setup: Setup) -> Message:
             on_result=node.on_result,
         )
         if welcome is None:
-            hello = worker.hello(str(context.node_id), private=node.private)
+            hello = worker.hello(str(context.node_id), private=private)
             answer = records.to_content(wire.pack(hello))
             if node.partition is not None:
                 answer.config_records["hello"][PARTITION] = node.partition
@@ -85,8 +99,16 @@ def reply(message: Message, context: Context, setup: Setup) -> Message:
             answer = records.to_content(wire.pack(Ready(worker.start(welcome))))
         else:
             answer = _train(worker, welcome, content, context.state)
-    except (UserError, PeerError) as error:
+    except (PublicReason, PeerError) as error:
         answer = _refusal(str(error))
+    except Exception as error:  # Flower would send its text too
+        if private:
+            LOG.exception("this node refuses")
+            answer = _refusal(HIDDEN_REASON)
+        elif isinstance(error, UserError):
+            answer = _refusal(str(error))
+        else:
+            raise
     return Message(answer, reply_to=message)
 
 

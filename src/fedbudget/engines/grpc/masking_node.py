@@ -24,9 +24,10 @@ from fedbudget.engines.grpc.stream import pack
 from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.messages import Answer, MaskedReport, RoundRequest
 from fedbudget.engines.remote.node_limits import BeyondLimits
+from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.features import compression
-from fedbudget.protocol.messages import Broadcast, PeerError, Private
+from fedbudget.protocol.messages import Broadcast, PeerError, Private, RoundPart
 from fedbudget.secure.contents import (
     Contents,
     InvalidReport,
@@ -144,6 +145,7 @@ class NodeMasking:
         task = worker.task
         if task.most_counted is None:
             raise BeyondLimits("the task does not say how many samples of a node count")
+        require_equal_shares(task, divides_noise=options.required)
         agreed = sha256(
             f"{self._terms.threshold} {wire.task_to_text(task)}".encode()
         ).digest()
@@ -313,6 +315,34 @@ class NodeMasking:
         self._notify(f"{verified}; rounds need at least {least} nodes")
         return MaskingMember(
             run, self._name, self._identity, trust, options.threshold - 1e-9, least
+        )
+
+
+def require_equal_shares(task: Task, *, divides_noise: bool) -> None:
+    """Refuse tasks in which an aggregator could give this node a share of its own.
+
+    Args:
+      divides_noise: whether this node shares the noise that hides its samples with others.
+
+    Raises:
+      BeyondLimits: the rounds of the task treat nodes differently, or divide that noise.
+    """
+    features = task.built_features
+    parts = [kind for feature in features for kind in feature.types]
+    # The updates of nodes that make many of them almost cancel in a weighted sum. Then the
+    # sum is the report of a node that makes one.
+    if any(issubclass(kind, RoundPart) and kind.addressed for kind in parts):
+        raise BeyondLimits(
+            "the aggregator could request other numbers of local updates from each node, "
+            "which singles out reports in a sum; use the same version of fedbudget on both"
+        )
+    kinds = [kind for feature in features for kind in feature.kinds]
+    divided = any(issubclass(kind, Private) and kind.only_masked for kind in kinds)
+    if divided and not divides_noise:
+        raise BeyondLimits(
+            "this run divides the noise that hides a sample among all nodes, which an "
+            "aggregator could invent; start this node with `secure_aggregation`, which "
+            "verifies the others, or the aggregator without"
         )
 
 

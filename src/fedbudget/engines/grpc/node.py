@@ -35,6 +35,7 @@ from fedbudget.engines.grpc.stream import (
     pack,
 )
 from fedbudget.engines.remote.messages import (
+    HIDDEN_REASON,
     LONG_REASON,
     Farewell,
     NodeRefusal,
@@ -74,10 +75,6 @@ _ENDED = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
 """Raised by writes on a call that has ended."""
 
 _LOST = "the connection was lost"
-_HIDDEN = (
-    "it cannot train this task; the reason may follow from its samples, so only its own "
-    "output contains it"
-)
 _HUNG_UP = {
     "plain text": "it closed the connection without a reason; "
     "if it listens with TLS, set --ca to the certificate of its CA",
@@ -263,7 +260,7 @@ class _Connection:
             )
             introduction = self.masking.introduce(welcome.run, self.worker)
         except UserError as error:
-            await self._refuse(error, hidden=self.worker.must_hide(welcome, error))
+            await self._refuse(error, hidden=self.worker.must_hide(welcome.task, error))
         if costs is not None:
             await self._reply([*introduction, *pack(Ready(costs))])
             self.joined(welcome.task)
@@ -275,7 +272,7 @@ class _Connection:
                 asyncio.to_thread(self.masking.answer, message)
             )
         except UserError as error:
-            await self._refuse(error)
+            await self._refuse(error, hidden=self.worker.must_hide(self.worker.task, error))
         if answers:
             is_report = isinstance(message, masking_messages.Relay)
             await self._reply(answers, self.masking.round if is_report else 0)
@@ -317,7 +314,7 @@ class _Connection:
         try:
             begun = await self._perform(quick, self.masking.begin, request, self.worker)
         except UserError as error:
-            await self._refuse(error)
+            await self._refuse(error, hidden=self.worker.must_hide(self.worker.task, error))
         if begun is None:
             return None
         own, shares = begun
@@ -362,7 +359,7 @@ class _Connection:
           hidden: whether the reason stays here, because it may follow from samples.
         """
         reason = error.spelled(flag)
-        sent = _HIDDEN if hidden else reason[:LONG_REASON]
+        sent = HIDDEN_REASON if hidden else reason[:LONG_REASON]
         await _send(self.call, pack(NodeRefusal(sent)))
         with suppress(*_ENDED):
             await self.call.done_writing()

@@ -17,6 +17,12 @@ from fedbudget.secure.graph import MOST_NODES
 LONG_REASON = 2000
 """Maximum length of a reason in characters."""
 
+HIDDEN_REASON = (
+    "it cannot train this task; the reason may follow from its samples, so only its own "
+    "output contains it"
+)
+"""Reason of a refusal in a private run, in place of one that may follow from samples."""
+
 
 @dataclass(frozen=True)
 class Hello:

@@ -27,7 +27,7 @@ from typing import Any
 
 from fedbudget.engines.privacy_ledger import UNITS, PrivacyLedger, charge
 from fedbudget.engines.remote.task import MOST_UPDATES, Task
-from fedbudget.errors import UserError
+from fedbudget.errors import PublicReason, UserError
 from fedbudget.protocol.features.sample_privacy import SamplePrivacy
 from fedbudget.protocol.features.workload import most_updates
 from fedbudget.protocol.messages import Broadcast, Private
@@ -42,7 +42,7 @@ _VECTORS = 10
 """Fewest vectors of the length of w that a node needs."""
 
 
-class BeyondLimits(UserError):
+class BeyondLimits(PublicReason):
     """An aggregator requests something that this node refuses.
 
     Args:

@@ -21,7 +21,7 @@ from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welco
 from fedbudget.engines.remote.node_data import NodeData, describe_own
 from fedbudget.engines.remote.node_limits import BeyondLimits, NodeLimits, PrivacyAccount
 from fedbudget.engines.remote.task import Task, rounds_ahead
-from fedbudget.errors import UserError, as_user_error
+from fedbudget.errors import PublicReason, UserError, as_user_error
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.base import Model, require_fit
 from fedbudget.protocol.features.feature import FleetState, trial_rounds
@@ -163,15 +163,15 @@ class Worker:
         if private or self.account is not None:
             self.node_data.require_public()
 
-    def must_hide(self, welcome: Welcome, error: UserError) -> bool:
+    def must_hide(self, task: Task, error: UserError | PeerError) -> bool:
         """Whether the reason why this node refuses a task may follow from its samples.
 
         It may name a class, for example. In a private run it stays at the node.
         """
-        if isinstance(error, BeyondLimits):
+        if isinstance(error, PublicReason):
             return False
         try:
-            private = any(each.kinds for each in welcome.task.built_features)
+            private = any(each.kinds for each in task.built_features)
         except PeerError:
             return False  # the error is about the task alone
         return private or self.account is not None
