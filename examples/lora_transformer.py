@@ -55,8 +55,7 @@ result = fedbudget.train(
     model=Classifier,
     shards=[texts(200, seed) for seed in range(3)],
     test=texts(200, 3),
-    rounds=20,
-    budget=["time=1h", "bytes=10MB"],
+    budget=["time=20s", "bytes=10MB"],
 )
 sent = len(result.w)
 total = sum(each.numel() for each in Classifier().parameters())

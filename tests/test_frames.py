@@ -54,7 +54,9 @@ def test_one_frame_is_partitioned(frames: list[Any]) -> None:
 
 
 def test_errors_suggest_python_arguments(frames: list[Any]) -> None:
-    with pytest.raises(fedbudget.UserError, match=r"Try: drop patient,visit impute mean$"):
+    with pytest.raises(
+        fedbudget.UserError, match=r"Try: drop='patient,visit' impute='mean'$"
+    ):
         fedbudget.train(shards=frames, target="outcome", **RUN)
 
 

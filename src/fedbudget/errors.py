@@ -6,11 +6,13 @@
   (see protocol/).
 
 Option names are spelled differently in Python (`step_size`), in a file (`step-size`) and on
-the command line (`--step-size`). Messages contain the Python name in backticks. The code
-that prints a message replaces it by the spelling of its reader.
+the command line (`--step-size`). Messages contain the Python name in backticks, followed by
+`=` and a text if they suggest a value. The code that prints a message replaces both by the
+spelling of its reader.
 """
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -27,14 +29,21 @@ class UserError(FedbudgetError, ValueError):
     >>> error = UserError("`step_size` must be positive")
     >>> str(error), error.spelled(flag)
     ('step_size must be positive', '--step-size must be positive')
+    >>> error = UserError("use `missing=< 5`")
+    >>> str(error), error.spelled(flag)
+    ("use missing='< 5'", "use --missing '< 5'")
     """
 
-    def spelled(self, spell: Callable[[str], str]) -> str:
-        """Return the message with option names converted by `spell`."""
-        return re.sub(r"`(\w+)`", lambda name: spell(name[1]), super().__str__())
+    def spelled(self, spell: Callable[..., str]) -> str:
+        """Return the message with options and their values converted by `spell`."""
+
+        def converted(found: re.Match[str]) -> str:
+            return spell(*filter(None, found.groups()))
+
+        return re.sub(r"`(\w+)(?:=([^`]+))?`", converted, super().__str__())
 
     def __str__(self) -> str:
-        return self.spelled(str)
+        return self.spelled(argument)
 
 
 class PublicReason(UserError):
@@ -45,14 +54,21 @@ class WorkError(FedbudgetError, RuntimeError):
     """The work failed although the request was valid. No traceback is needed."""
 
 
-def key(name: str) -> str:
-    """Return an option's name as written in a file."""
-    return name.replace("_", "-")
+def argument(name: str, value: str | None = None) -> str:
+    """Return an option, and its value if given, as written in Python."""
+    return name if value is None else f"{name}={value!r}"
 
 
-def flag(name: str) -> str:
-    """Return an option's name as written on the command line."""
-    return f"--{key(name)}"
+def key(name: str, value: str | None = None) -> str:
+    """Return an option, and its value if given, as written in a file."""
+    spelled = name.replace("_", "-")
+    return spelled if value is None else f"{spelled} = {value!r}"
+
+
+def flag(name: str, value: str | None = None) -> str:
+    """Return an option, and its value if given, as written on the command line."""
+    spelled = f"--{key(name)}"
+    return spelled if value is None else f"{spelled} {shlex.quote(value)}"
 
 
 @contextmanager

@@ -4,8 +4,8 @@
 
 - `groups` holds the site of each row; with a DataFrame, `nodes` may name its column
   instead. Without either, rows are distributed over `nodes` simulated nodes.
-- Arrays, and DataFrames that contain only numbers, follow the checks of scikit-learn.
-  Other DataFrames are tables: texts are categories, as in `fedbudget.train`.
+- Arrays, and DataFrames of numbers without missing cells, follow the checks of
+  scikit-learn. Other DataFrames are tables: texts are categories, as in `fedbudget.train`.
 - An estimator stores its arguments unchanged; `fit` checks them.
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.api import train
 from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.data.columns import Columns, category_name
+from fedbudget.data.columns import Columns, category_name, is_missing
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import from_columns, from_tables
 from fedbudget.data.read_tables import from_frame, is_frame
@@ -44,6 +44,16 @@ _TARGET = "(target)"
 
 _OF_TABLES = ("drop", "categorical", "missing")
 """Settings that describe how tables are read."""
+
+_NOT_SETTINGS = (
+    "dataset",
+    "target",
+    "partition",
+    "test_share",
+    "class_weights",
+    "clusters",
+)
+"""Settings that follow from the arguments of an estimator."""
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
@@ -92,7 +102,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         Returns:
           the estimator. `result_` has the records of the run, `model_` the trained model.
         """
-        given = (self.nodes, "nodes") if isinstance(self.nodes, str) else (None, "groups")
+        self._check_settings()
+        name = "nodes" if isinstance(self.nodes, str) else "groups"
         if isinstance(self.nodes, str):
             if groups is not None:
                 raise UserError("`nodes` names a column of sites already: omit `groups`")
@@ -109,7 +120,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         else:
             X, y = self._checked(X, y)
             targets = self._targets(y)
-        sites, rows = _rows_of_sites(groups, _num_samples(X), given[1])
+        sites, rows = _rows_of_sites(groups, _num_samples(X), name)
         dataset = self._dataset(X, targets, rows)
         files = dataset.files if sites else ()
         dataset = replace(dataset, files=files, sites=sites)
@@ -123,6 +134,16 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.model_ = result.model
         self.n_iter_ = max(1, result.aggregations)
         return self
+
+    def _check_settings(self) -> None:
+        if not isinstance(self.settings, Mapping | None):
+            raise UserError(f"`settings` must be a mapping, not {self.settings!r}")
+        own = [*self.get_params(deep=False), *_NOT_SETTINGS]
+        if wrong := [name for name in self.settings or {} if name in own]:
+            raise UserError(
+                f"`settings` contains {wrong[0]}, which arguments of "
+                f"{type(self).__name__} decide"
+            )
 
     def _checked_target(self, y: Any, samples: int) -> Any:
         if y is None:
@@ -282,7 +303,7 @@ class FedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"y has one class, {self.classes_[0]!r}: a classifier needs at least two"
+                f"y has one class, {self.classes_[0]}: a classifier needs at least two"
             )
         if self.model == "svm" and len(self.classes_) > 2:
             raise ValueError(
@@ -297,8 +318,13 @@ class FedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def _of_model(self) -> dict[str, Any]:
         given = self.class_weight
-        if not isinstance(given, Mapping):
+        if given is None or given == "balanced":
             return {"model": self.model, "class_weights": given}
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                "class_weight must be balanced, or a mapping from classes to numbers, "
+                f"not {given!r}"
+            )
         known = self.classes_.tolist()
         unknown = [each for each in given if each not in known]
         if unknown:
@@ -427,6 +453,10 @@ class FedKMeans(ClusterMixin, _Estimator):  # type: ignore[misc]
 
     def _checked(self, X: Any, y: Any) -> tuple[Any, Any]:
         x = validate_data(self, X, ensure_min_samples=2, dtype=_FLOATS)
+        if len(x) < self.n_clusters:
+            raise ValueError(
+                f"{self.n_clusters} clusters are more than the {len(x)} samples"
+            )
         return x, np.zeros(len(x))
 
     def _targets(self, y: Any) -> tuple[Columns, None]:
@@ -441,9 +471,13 @@ _FLOATS = [np.float64, np.float32]
 
 def _is_numeric(frame: Any) -> bool:
     """Return whether all columns of a DataFrame are plain numbers, without missing ones."""
+    if len(set(frame.columns)) < len(frame.columns):
+        raise UserError("X: two columns have the same name: give each its own name")
     columns = [np.asarray(frame[title]) for title in frame.columns]
     return all(
-        column.dtype.kind in "iuf" and str(frame[title].dtype) != "category"
+        column.dtype.kind in "iuf"
+        and str(frame[title].dtype) != "category"
+        and not np.isnan(column).any()
         for title, column in zip(frame.columns, columns, strict=True)
     )
 
@@ -458,5 +492,11 @@ def _rows_of_sites(
     if groups.shape != (samples,):
         raise UserError(f"`{name}` has shape {groups.shape}, but X has {samples} rows")
     texts = np.array([category_name(str(each)) for each in groups.tolist()])
+    without = np.flatnonzero([is_missing(text) for text in texts])
+    if len(without):
+        raise UserError(
+            f"`{name}` has no site for {len(without)} of {samples} rows, such as row "
+            f"{without[0]}: name the sites of these rows, or leave them out"
+        )
     sites = np.unique(texts)
     return tuple(sites.tolist()), [np.flatnonzero(texts == site) for site in sites]

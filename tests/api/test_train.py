@@ -438,6 +438,10 @@ class TestErrors:
                 "batch_size 300 is larger than the largest shard, 245 samples of node 0",
             ),
             ({"shards": []}, "at least one node's data"),
+            ({"shards": {"a": ([[1.0]], [0])}}, "the data of each node, not a mapping"),
+            ({"epochs": 3}, "unknown argument 'epochs'; use rounds and tau; by default"),
+            ({"clients": 3}, "unknown argument 'clients'; use nodes$"),
+            ({"budget": {"time": 3}}, "budget must be a text or a list of texts"),
             (
                 {"shards": [([[1.0], [2.0]], [0, 1])], "nodes": 2},
                 "partition files needs one file per node",

@@ -1,6 +1,7 @@
 """The user's files: .csv, .npz, folders and arrays; errors name the file or shard."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -358,6 +359,28 @@ class TestObjects:
         assert dataset.classes == ("0", "1")
         assert dataset.test is not None
         assert (len(dataset.train), len(dataset.test), dataset.files) == (8, 2, ())
+
+    def test_arrays_of_objects(self) -> None:
+        """Texts in pandas are objects, and so are mixed columns."""
+        y = np.array(["well", "ill", "ill", "well"], object)
+        x = np.array([[1, 2.5], [True, 0], [3, 4], [5, 6]], object)
+        dataset = from_samples((x, y), None)
+        assert dataset.classes == ("ill", "well")
+        assert dataset.train.x.tolist() == [[1, 2.5], [1, 0], [3, 4], [5, 6]]
+        with pytest.raises(UserError, match="features must be numbers, not object"):
+            from_samples((np.array([["a", None]], object), y[:1]), None)
+
+    @pytest.mark.parametrize(
+        ("samples", "message"),
+        [
+            (([[1.0], [2.0]], [[0], [1]]), r"y has shape \(2, 1\); pass y.ravel\(\)"),
+            ([np.ones((2, 3)), np.ones(2)], r"list of two arrays; pass the tuple \(x, y\)"),
+            (np.ones((2, 3)), r"dataset must be \(x, y\).*, not a ndarray"),
+        ],
+    )
+    def test_mistaken_pairs_are_refused(self, samples: Any, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            from_samples(samples, None)
 
     def test_frame_with_separate_target(self) -> None:
         frame = pd.DataFrame(self.X, columns=["a", "b"])

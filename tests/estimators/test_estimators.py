@@ -149,6 +149,49 @@ class TestClassWeight:
             FedClassifier("svm", class_weight="balanced", **FAST).fit(X, Y)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"settings": {"seed": 1}}, "settings contains seed, which arguments of FedCl"),
+        ({"settings": {"clusters": 1}}, "settings contains clusters"),
+        ({"settings": "seed"}, "settings must be a mapping"),
+        ({"class_weight": "equal"}, "class_weight must be balanced, or a mapping"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedClassifier(**{**FAST, **arguments}).fit(X, Y)
+
+
+class TestUnsuitableFrames:
+    FRAME = pd.DataFrame(X[:, :3], columns=["a", "b", "c"])
+
+    def test_missing_cells_name_the_remedy(self) -> None:
+        frame = self.FRAME.assign(a=[np.nan, *self.FRAME["a"][1:]])
+        with pytest.raises(
+            fedbudget.UserError, match=r"a has no value in 1 of 569 rows.*: impute mean"
+        ):
+            FedClassifier(**FAST).fit(frame, Y)
+
+    def test_columns_of_one_name(self) -> None:
+        frame = self.FRAME.set_axis(["a", "a", "c"], axis=1)
+        with pytest.raises(fedbudget.UserError, match="two columns have the same name"):
+            FedClassifier(**FAST).fit(frame, Y)
+
+    @pytest.mark.parametrize("missing", [None, np.nan, pd.NA])
+    def test_rows_without_a_site(self, missing: Any) -> None:
+        frame = self.FRAME.assign(site=[missing, *GROUPS[1:]])
+        with pytest.raises(fedbudget.UserError, match="nodes has no site for 1 of 569"):
+            FedClassifier(nodes="site").fit(frame, Y)
+        with pytest.raises(fedbudget.UserError, match="groups has no site for 1 of 569"):
+            FedClassifier().fit(X, Y, groups=frame["site"])
+
+
+def test_more_clusters_than_samples() -> None:
+    with pytest.raises(ValueError, match="7 clusters are more than the 5 samples"):
+        FedKMeans(7, **FAST).fit(X[:5])
+
+
 def test_wrong_sites_are_refused() -> None:
     with pytest.raises(fedbudget.UserError, match=r"groups has shape \(3,\)"):
         FedClassifier(**FAST).fit(X, Y, groups=[1, 2, 3])

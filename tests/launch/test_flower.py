@@ -82,7 +82,7 @@ class TestRunConfig:
                 {"tau": 2.5},
                 r"app.config\]: tau must be adaptive or a whole number .* not 2\.5",
             ),
-            ({"budget": 3}, "budget must be a list of texts, not 3"),
+            ({"budget": 3}, "budget must be a text or a list of texts, not 3"),
             ({"step-sise": 1}, r"unknown key 'step-sise'; did you mean step-size\?"),
             (
                 {"method": "centralized", "step-size": "auto"},

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from fedbudget.errors import UserError, flag, key
+from fedbudget.errors import UserError, argument, flag, key
 from fedbudget.settings.option import (
     REQUIRED,
     Count,
@@ -78,7 +78,7 @@ def test_text_is_converted_on_request() -> None:
         ("rate", -1.5, "rate must be auto or a positive number, not -1.5"),
         ("rate", float("nan"), "rate must be auto or a positive number, not nan"),
         ("shares", [1, -1], "shares must be a list of numbers of at least 0, not [1, -1]"),
-        ("names", 5, "names must be a list of texts, not 5"),
+        ("names", 5, "names must be a text or a list of texts, not 5"),
         ("sure", "yes", "sure must be true or false, not 'yes'"),
         (
             "kind_of",
@@ -95,7 +95,7 @@ def test_wrong_values_are_refused(name: str, value: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spell", "name"), [(str, "kind_of"), (key, "kind-of"), (flag, "--kind-of")]
+    ("spell", "name"), [(argument, "kind_of"), (key, "kind-of"), (flag, "--kind-of")]
 )
 def test_errors_spell_the_option_name(spell: Callable[[str], str], name: str) -> None:
     """Errors use the spelling of Python, of files, or of the command line."""

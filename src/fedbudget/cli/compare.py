@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbudget.cli.console import decimals, loss_text, print_table
+from fedbudget.cli.console import console, decimals, loss_text, print_table
 from fedbudget.cli.options import (
     JOBS,
     Given,
@@ -204,7 +204,7 @@ def _compare_rivals(
 
 def _print_rivals(comparison: "RivalComparison", budget: str, seeds: int) -> None:
     runs = f"mean of {seeds} runs" if seeds > 1 else "one run"
-    print(
+    console().print(
         f"{comparison.title}: loss on all training samples at the end of {budget}, {runs}"
     )
     headings = (
@@ -229,12 +229,14 @@ def _print_rivals(comparison: "RivalComparison", budget: str, seeds: int) -> Non
         rows.append(row)
     left = ("method", "tuned in hindsight to")
     print_table(headings, rows, spare=("runs to tune",), left=left)
-    print(f"ratio: loss divided by the loss of {comparison.own.name}; above 1 is worse")
+    console().print(
+        f"ratio: loss divided by the loss of {comparison.own.name}; above 1 is worse"
+    )
 
 
 def _print_cases(comparisons: "list[CaseComparison]", seeds: int, method: str) -> None:
     runs = f"mean of {seeds} runs" if seeds > 1 else "one run"
-    print(
+    console().print(
         f"loss at the end of the budget, {runs}; "
         f"adaptive: method {method}, fixed: plain averaging"
     )
@@ -251,7 +253,7 @@ def _print_cases(comparisons: "list[CaseComparison]", seeds: int, method: str) -
     regrets = ["" if case.regret is None else f"{case.regret:.3f} " for case in comparisons]
     rows.append(["regret", *regrets])
     print_table(["τ", *(f"case {case.case}" for case in comparisons)], rows)
-    print(
+    console().print(
         "* best fixed τ of the case; regret: 0 equals the best fixed τ, 1 the worst, "
         "below 0 is better than any"
     )

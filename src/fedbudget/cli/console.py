@@ -53,13 +53,13 @@ def decimals(value: float | None, form: str = ".4f") -> str:
 def loss_text(value: float | None) -> str:
     """Return a loss in at most nine characters; an empty text for None.
 
-    >>> loss_text(0.24341), loss_text(0.00002134), loss_text(41856957.4)
-    ('0.2434', '2.13e-05', '4.19e+07')
+    >>> loss_text(0.24341), loss_text(0.0000084), loss_text(41856957.4)
+    ('0.2434', '8.40e-06', '4.19e+07')
     """
     if value is None:
         return ""
     usual = value == 0 or 1e-3 <= abs(value) < 1e4 or math.isnan(value)
-    return f"{value:.4f}" if usual else f"{value:.3g}"
+    return f"{value:.4f}" if usual else f"{value:.2e}"
 
 
 def console() -> "Console":

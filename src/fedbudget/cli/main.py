@@ -30,6 +30,7 @@ from fedbudget.cli import (
 from fedbudget.cli.options import GroupedCommand, command
 from fedbudget.errors import UserError, WorkError, flag, printable, suggestion
 from fedbudget.settings.option import option
+from fedbudget.settings.settings import ELSEWHERE
 
 if TYPE_CHECKING:
     from fedbudget.doctor import Finding
@@ -200,18 +201,6 @@ def _exit_code(arguments: list[str] | None) -> int:
 _RENAMED = {("predict", "--data"): "--dataset"}
 """Options with another name in earlier versions, by command."""
 
-_ELSEWHERE = {
-    "--epochs": "--rounds and --tau; by default --budget decides both",
-    "--steps": "--tau sets local updates per round",
-    "--lr": "--step-size",
-    "--learning-rate": "--step-size",
-    "--clients": "--nodes",
-    "--batch": "--batch-size",
-    "--optimizer": "--update, the update rule of the aggregator",
-    "--output": "--out",
-}
-"""What options of other programs are called here."""
-
 
 def _option_hint(error: Any) -> str | None:
     """Return advice on an unknown option; None if there is none."""
@@ -225,9 +214,11 @@ def _option_hint(error: Any) -> str | None:
         if context is None
         else [text for each in context.command.params for text in each.opts]
     )
-    meant = _ELSEWHERE.get(name)
-    if meant is not None and meant.split()[0] in known:
-        return f"use {meant}"
+    meant = ELSEWHERE.get(name.lstrip("-").replace("-", "_"))
+    if meant is not None:
+        text = UserError(meant).spelled(flag)
+        if text.split()[0] in known:
+            return f"use {text}"
     # The dashes, which all options share, would make short names look similar.
     names = [text.lstrip("-") for text in known if text.startswith("--")]
     hint = suggestion(name.lstrip("-"), names) if name else None

@@ -334,7 +334,8 @@ def explain(
     if output.json:
         _print_json(explanation)
         return
-    print(
+    out = console()
+    out.print(
         f"round {round}: τ = {explanation.record.tau}, chosen by "
         f"{explanation.record.reason}: {explanation.sentence}."
     )
@@ -342,27 +343,28 @@ def explain(
     if explanation.record.eta:
         eta = f"η = {explanation.record.eta:.4g}"
     negation = "" if explanation.record.corrected else "not "
-    print(f"{eta}; local updates were {negation}corrected for drift")
+    out.print(f"{eta}; local updates were {negation}corrected for drift")
     if explanation.record.work is not None:
-        print(f"{explanation.shared}.")
-        print("\n".join(work_table(explanation.record.work)))
+        out.print(f"{explanation.shared}.")
+        out.print("\n".join(work_table(explanation.record.work)))
     if explanation.without:
-        print(f"{explanation.without}.")
+        out.print(f"{explanation.without}.")
     estimates = explanation.estimates
     if estimates is not None:
-        print(
+        out.print(
             f"ρ̂ = {estimates.rho:.4g}, β̂ = {estimates.beta:.4g}, δ̂ = {estimates.delta:.4g}"
         )
     if len(explanation.curve):
-        print()
-        print("\n".join(chart(explanation)))
+        out.print()
+        out.print("\n".join(chart(explanation)))
 
 
 def _print_reasons(run: "Run", summary: "list[ReasonSummary]") -> None:
     """Print each reason with its rounds, its τ, and its sentence for the last of them."""
     from fedbudget.runs.text import run_title
 
-    print(f"{run_title(run.settings)}: {len(run.rounds)} rounds")
+    out = console()
+    out.print(f"{run_title(run.settings)}: {len(run.rounds)} rounds")
     rows = []
     for each in summary:
         tau = f"{each.smallest}-{each.largest}"
@@ -372,8 +374,8 @@ def _print_reasons(run: "Run", summary: "list[ReasonSummary]") -> None:
     left = ("chosen by",)
     print_table(("chosen by", "rounds", "last", "τ"), rows, left=left, no_wrap=True)
     for each in summary:
-        print(f"{each.reason}: round {each.last}: {each.sentence}.")
-    print("explain one of them with --round N")
+        out.print(f"{each.reason}: round {each.last}: {each.sentence}.")
+    out.print("explain one of them with --round N")
 
 
 def _print_json(explanation: "Explanation") -> None:

@@ -19,7 +19,10 @@ from fedbudget.dashboard.access import page_files
 from fedbudget.dashboard.run_reader import RunSnapshot
 
 MAX_CURVES = 300
-"""Maximum number of G curves per run."""
+"""Maximum number of G curves of a report."""
+
+MIN_ROUNDS = 300
+"""Rounds of a chart if a report has many runs, about."""
 
 # Modules in the order of their imports.
 _MODULES = (
@@ -65,19 +68,37 @@ def report(runs: Sequence[RunSnapshot]) -> str:
 
 
 def figures(runs: Sequence[RunSnapshot]) -> list[dict[str, Any]]:
-    """Return the figures of each run: those of the page, and G curves."""
+    """Return the figures of each run: those of the page, and G curves.
+
+    Several runs share the limits of rounds and curves, and numbers have six digits, so that
+    a report stays small.
+    """
     others = [snapshot.run for snapshot in runs]
+    most_rounds = max(MIN_ROUNDS, series.MAX_ROUNDS // len(runs))
+    most_curves = max(2, MAX_CURVES // len(runs))
     result = []
     for snapshot in runs:
-        kept = series.thinned(snapshot.run.rounds)
-        every = max(1, -(-len(kept) // MAX_CURVES))
-        drawn = [*kept[:-1:every], *kept[-1:]]
+        kept = series.thinned(snapshot.run.rounds, most_rounds)
+        chosen = [record for record in kept if record.tau > 0]
+        every = max(1, -(-len(chosen) // (most_curves - 1)))
+        drawn = [*chosen[:-1:every], *chosen[-1:]]
+        drawn += [record for record in kept[-1:] if record.tau <= 0]
         own = {
+            "columns": series.columns(kept),
             "paragraph": series.describe(snapshot.run, others),
             "choices": [series.choice(snapshot, record.round) for record in drawn],
         }
-        result.append(series.view(snapshot) | own)
+        result.append(_rounded(series.view(snapshot) | own))
     return result
+
+
+def _rounded(value: Any) -> Any:
+    """Return nested values with six significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list) else value
 
 
 def bundled(files: dict[str, str]) -> str:

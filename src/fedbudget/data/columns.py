@@ -126,6 +126,7 @@ def check_arrays(
     """
     if x.ndim < 2 or not x.size:
         raise UserError(f"{name}: features must be [samples, ...], not of shape {x.shape}")
+    x = _without_objects(x)
     if x.dtype.kind not in "iufb":
         raise UserError(f"{name}: features must be numbers, not {x.dtype}")
     shape = x.shape[1:] if x.ndim > 2 else ()
@@ -140,8 +141,11 @@ def check_arrays(
     columns = Columns(x, None, shape, integers)
     if y is None:
         return columns
+    if y.shape == (len(x), 1):
+        raise UserError(f"{name}: y has shape {y.shape}; pass y.ravel(), [samples]")
     if y.shape != (len(x),):
         raise UserError(f"{name}: y has shape {y.shape}, but x has {len(x)} samples")
+    y = _without_objects(y)
     if y.dtype.kind in "US":
         return replace(columns, targets=y.astype(np.str_))
     if y.dtype.kind not in "iufb":
@@ -149,6 +153,18 @@ def check_arrays(
     numbers = y.astype(np.float64)
     _require_finite(name, numbers, "the target of sample")
     return replace(columns, targets=numbers)
+
+
+def _without_objects(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return Python objects as an array of texts or numbers if all of them are."""
+    if values.dtype.kind != "O":
+        return values
+    if all(isinstance(each, str) for each in values.flat):
+        return values.astype(np.str_)
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        return values
 
 
 def _require_finite(name: str, values: Samples, what: str) -> None:

@@ -166,6 +166,8 @@ def from_shards(
       standardise: whether to standardise arrays and DataFrames; by default only the latter.
       names: of the shards, for errors.
     """
+    if isinstance(shards, Mapping):
+        raise UserError("`shards` must be a list with the data of each node, not a mapping")
     if not shards:
         raise UserError("shards must have at least one node's data")
     if test is not None and test_share:
@@ -236,7 +238,7 @@ def from_samples(
         return _scaled(dataset, options, standardise, by_default=False)
     name = "samples" if isinstance(samples, list) else type(samples).__name__
     options.require_unused(name)
-    dataset = _from_sequences(name, [_sequence(name, samples)], test)
+    dataset = _from_sequences(name, [_sequence("dataset", samples)], test)
     labels = None if _is_pair(samples) else _labels(samples)
     if labels is None:
         return dataset
@@ -577,6 +579,10 @@ def _sequence(name: str, shard: Any) -> SampleSequence:
     if _is_pair(shard) and isinstance(shard[0], Mapping | tuple):
         return MultiInputSamples(*shard)
     refused = isinstance(shard, str | tuple | Mapping | np.ndarray)
+    if isinstance(shard, list) and len(shard) == 2:
+        x, y = map(np.ndim, shard)
+        if x > 1 and y == 1 and len(shard[0]) == len(shard[1]):
+            raise UserError(f"{name} is a list of two arrays; pass the tuple (x, y)")
     if refused or not hasattr(shard, "__getitem__"):
         raise UserError(
             f"{name} must be (x, y), or a sequence of samples such as a Dataset or a list, "

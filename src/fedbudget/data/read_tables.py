@@ -13,7 +13,6 @@
 
 import csv
 import re
-import shlex
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -502,7 +501,7 @@ class _ColumnReader:
         markers = ",".join(different)
         advice = (
             "correct them, or treat them as missing with "
-            f"`missing` {shlex.quote(markers)} and `impute` mean"
+            f"`missing={markers}` and `impute=mean`"
         )
         return [("missing", markers), ("impute", "mean")], advice
 

@@ -10,7 +10,6 @@
   clipped to its ranges, and categories that it does not contain become `OTHER`.
 """
 
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from sys import float_info
@@ -218,10 +217,7 @@ def require_usable(tables: Sequence[RawTable], name: str | None = None) -> None:
     lines = [f"{name or tables[0].name} cannot be used as it is:", *texts]
     message = "\n  ".join(lines)
     if remedies:
-        options = [
-            f"`{option}` {shlex.quote(','.join(values))}"
-            for option, values in remedies.items()
-        ]
+        options = [f"`{name}={','.join(values)}`" for name, values in remedies.items()]
         first_step = "Correct the rest in the data, then try" if by_hand else "Try"
         message += f"\n{first_step}: {' '.join(options)}"
     raise UserError(message)

@@ -271,7 +271,8 @@ def _type_text(known: Any) -> str:
         case inspect.VarTupleType():
             item = _type_text(known.item_type).removeprefix("a ")
             one, _, limits = item.partition(" of ")
-            return f"a list of {one}s" + (f" of {limits}" if limits else "")
+            kinds = "a text or a list of texts" if one == "text" else f"a list of {one}s"
+            return kinds + (f" of {limits}" if limits else "")
         case inspect.StrType():
             return "a text"
         case inspect.BoolType():

@@ -57,6 +57,18 @@ if TYPE_CHECKING:
     from fedbudget.data.tables import TableOptions
     from fedbudget.evaluation.targets import MetricTarget
 
+ELSEWHERE = {
+    "epochs": "`rounds` and `tau`; by default `budget` decides both",
+    "steps": "`tau`, the local updates per round",
+    "lr": "`step_size`",
+    "learning_rate": "`step_size`",
+    "clients": "`nodes`",
+    "batch": "`batch_size`",
+    "optimizer": "`update`, the update rule of the aggregator",
+    "output": "`out`",
+}
+"""What options of other programs are called here."""
+
 MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn", "lenet")
 SMALL_DATASETS = ("breast-cancer", "diabetes", "wine", "mnist-small", "fashion-mnist-small")
 NATURAL_DATASETS = (
@@ -560,8 +572,11 @@ class Settings:
           own: whether data or model are objects of the caller.
         """
         for name in given:
+            if name in ELSEWHERE:
+                raise UserError(f"unknown argument {name!r}; use {ELSEWHERE[name]}")
             if name not in declarations(Settings):
-                raise unknown("argument", name, [*declarations(Settings), "task", "case"])
+                known = [*declarations(Settings), "task", "case"]
+                raise unknown("argument", name, known, "see help(fedbudget.Settings)")
         require_compatible(
             task=task, config=config, case=case, partition=given.get("partition")
         )
