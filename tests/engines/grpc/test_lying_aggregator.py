@@ -25,9 +25,9 @@ from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import wire
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.protocol.features import held_out
-from fedbudget.protocol.features.drift import DriftCatchUp
+from fedbudget.protocol.features.drift import DriftCatchUp, DriftPart
 from fedbudget.protocol.features.validation import ValidationCatchUp
-from fedbudget.protocol.messages import Broadcast, CatchUp, PrivateRound
+from fedbudget.protocol.messages import Broadcast, CatchUp, PrivateRound, TrainRound
 from fedbudget.secure.identity import Trust
 from fedbudget.secure.masked_sum import MaskedSum
 from fedbudget.secure.messages import Confirmed, Group, Shares, TallyShape, Terms
@@ -487,6 +487,33 @@ def test_no_node_has_a_number_of_updates_of_its_own(
         for each in joined:
             with pytest.raises(RefusedByAggregator, match="other numbers of local updates"):
                 each.result(LONG)
+    assert_nothing_opened(received)
+
+
+def test_own_correction_is_not_amplified(received: list[bytes]) -> None:
+    """All nodes receive the same message. Only node 3 may keep its memory, so only it has a
+    correction of its own, which a large factor lets outweigh all updates.
+    """
+    with masked() as net:
+        joined = started(net)
+        net.round()
+        net.round()
+        wait_until(lambda: opened_by(received) == 8)
+        received.clear()
+        pending = net.aggregator.pending
+        assert isinstance(pending, TrainRound)
+        parts = tuple(
+            replace(part, correct=True, strength=1e6)
+            if isinstance(part, DriftPart)
+            else part
+            for part in pending.parts
+        )
+        for member in net.server.members.values():
+            member.base_round = 2 if 3 in member.numbers else 0
+        lie = replace(pending, parts=parts, eta=1e-3)
+        net.server.begin(lie, RoundTerms(1, LONG, 2.0))
+        assert not net.server.finish().enough
+        assert not any(each.done() for each in joined)  # they would accept a true message
     assert_nothing_opened(received)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedbudget.engines.remote import wire
+from fedbudget.engines.remote.checks import check_request
 from fedbudget.engines.remote.messages import (
     Answer,
     Hello,
@@ -20,10 +21,12 @@ from fedbudget.engines.remote.messages import (
 )
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.engines.remote.worker import Worker
+from fedbudget.models.per_sample import GradientRows, weights
 from fedbudget.protocol.features.feature import expected_layout
 from fedbudget.protocol.messages import (
     Broadcast,
     NormRound,
+    PeerError,
     PrivateRound,
     SampleNormRound,
     SampleRound,
@@ -95,3 +98,18 @@ def test_guide_lists_all_fields() -> None:
         names = {field.name for field in fields(message)}
         assert names - listed == set(), message
         assert message is SamplesDescription or message.__name__ in listed
+
+
+@pytest.mark.parametrize("clip", [5e-324, 2.0**-50, 2.0**50])
+def test_extreme_clips_are_refused(clip: float) -> None:
+    """A gradient (c, c, c), clipped to the smallest number, is √3 times too long: each
+    coordinate is rounded up. The noise would hide 1/3 of ρ only.
+    """
+    short = np.full((1, 3), 1e-5, np.float32)
+    gradient = GradientRows(short)
+    kept = weights(gradient.lengths, 5e-324)
+    assert np.count_nonzero(gradient.total(kept) / 5e-324 == 1) == 3
+    request = RoundRequest(replace(OF_SAMPLES[1], clip=clip), 1)
+    with pytest.raises(PeerError, match="a private round with the clip"):
+        check_request(request, task("samples"))
+    check_request(RoundRequest(OF_SAMPLES[1], 1), task("samples"))

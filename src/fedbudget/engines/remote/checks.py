@@ -30,6 +30,8 @@ from fedbudget.resources.resource import Usage
 
 _MOST_FEATURES = 2**28
 _MOST_RHO = 1000.0  # of a round; with more, the noise would vanish
+# Gradients that are clipped to subnormal numbers would be rounded to longer ones.
+_LARGEST_CLIP = 2.0**40  # its inverse is the smallest
 _RESOURCE = re.compile(rf"[A-Za-z]{{1,{LONG_NAME}}}")  # may be unknown here
 
 
@@ -73,7 +75,8 @@ def check_request(request: RoundRequest, task: Task) -> None:
         raise PeerError(f"eta is {broadcast.eta}")
     if isinstance(broadcast, Private):
         clip = getattr(broadcast, "clip", 1.0)
-        if not (0 < clip < math.inf and 0 < broadcast.rho <= _MOST_RHO):
+        usual = 1 / _LARGEST_CLIP <= clip <= _LARGEST_CLIP
+        if not (usual and 0 < broadcast.rho <= _MOST_RHO):
             raise PeerError(f"a private round with the clip {clip} and ρ {broadcast.rho}")
     catch_up = broadcast.catch_up
     if isinstance(broadcast, PersonalRound):

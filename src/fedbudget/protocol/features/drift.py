@@ -121,6 +121,9 @@ class DriftPart(RoundPart):
     def require_possible(self) -> None:
         if not 0 <= self.share <= 1:
             raise ValueError(f"the share of a round is {self.share}")
+        # A longer shift of one node with a memory would outweigh the updates of the others.
+        if self.strength is not None and not 0 <= self.strength <= 1:
+            raise ValueError(f"the strength of the correction is {self.strength}")
 
 
 @dataclass(frozen=True)
