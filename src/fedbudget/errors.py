@@ -23,16 +23,8 @@ class FedbudgetError(Exception):
     """Base class of all exceptions of fedbudget."""
 
 
-class UserError(FedbudgetError, ValueError):
-    """A request that cannot be fulfilled. The message states cause, place and remedy.
-
-    >>> error = UserError("`step_size` must be positive")
-    >>> str(error), error.spelled(flag)
-    ('step_size must be positive', '--step-size must be positive')
-    >>> error = UserError("use `missing=< 5`")
-    >>> str(error), error.spelled(flag)
-    ("use missing='< 5'", "use --missing '< 5'")
-    """
+class _Spelled(FedbudgetError):
+    """An error whose message contains names of options in backticks."""
 
     def spelled(self, spell: Callable[..., str]) -> str:
         """Return the message with options and their values converted by `spell`."""
@@ -46,11 +38,23 @@ class UserError(FedbudgetError, ValueError):
         return self.spelled(argument)
 
 
+class UserError(_Spelled, ValueError):
+    """A request that cannot be fulfilled. The message states cause, place and remedy.
+
+    >>> error = UserError("`step_size` must be positive")
+    >>> str(error), error.spelled(flag)
+    ('step_size must be positive', '--step-size must be positive')
+    >>> error = UserError("use `missing=< 5`")
+    >>> str(error), error.spelled(flag)
+    ("use missing='< 5'", "use --missing '< 5'")
+    """
+
+
 class PublicReason(UserError):
     """A reason that the other side may read: nothing in it follows from samples."""
 
 
-class WorkError(FedbudgetError, RuntimeError):
+class WorkError(_Spelled, RuntimeError):
     """The work failed although the request was valid. No traceback is needed."""
 
 

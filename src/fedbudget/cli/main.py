@@ -186,7 +186,7 @@ def _exit_code(arguments: list[str] | None) -> int:
         sys.stderr.close()
         return 1
     except WorkError as error:
-        return _print_error(str(error), 1)
+        return _print_error(error.spelled(flag), 1)
     except OSError as error:
         return _print_error(_system_error_text(error), 1)
     except Exception as error:

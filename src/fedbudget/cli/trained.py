@@ -77,7 +77,7 @@ def predict(
     out: Path | None = option(None, "The .csv to write.", shown="the screen"),
     drop: tuple[str, ...] = option(
         (),
-        "CSV columns to ignore, in addition to those of training: id,date.",
+        "Columns of tables to ignore, in addition to those of training: id,date.",
         commas=True,
     ),
     model: str | None = OWN_MODEL,

@@ -207,7 +207,7 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except BeyondLimits as error:
-        raise WorkError(error.spelled(flag)) from None
+        raise WorkError(error.args[0]) from None
 
 
 def privacy_account(

@@ -136,21 +136,21 @@ class Settings:
     )
     target: str | None = option(
         None,
-        "CSV column to predict.",
+        "Column of a table to predict.",
         "data",
         (*_DATA, "evaluate", "schema", "describe"),
         shown="the last",
     )
     drop: Names | None = option(
         None,
-        "CSV columns to ignore, such as id,date.",
+        "Columns of tables to ignore, such as id,date.",
         "data",
         (*_DATA, "evaluate", "schema", "describe"),
         commas=True,
     )
     categorical: Names | None = option(
         None,
-        "CSV columns with categories.",
+        "Columns of tables with categories.",
         "data",
         (*_DATA, "schema", "describe"),
         shown="text with few different values",

@@ -172,8 +172,8 @@ class TestCertificates:
         try.
         """
         for credentials, words in (
-            (None, "--ca"),
-            (node_credentials(folder / "ca.pem", None, None), "--cert and --key"),
+            (None, "ca"),
+            (node_credentials(folder / "ca.pem", None, None), "cert and key"),
         ):
             node = net.join(2, credentials=credentials, patience=0.0)
             with pytest.raises(

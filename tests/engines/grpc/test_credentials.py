@@ -183,16 +183,16 @@ class TestCertificateFiles:
     @pytest.mark.parametrize(
         ("side", "chosen", "why"),
         [
-            ("aggregator", ("cert",), "missing: --key"),
-            ("aggregator", ("key",), "missing: --cert"),
-            ("aggregator", ("ca",), "missing: --cert and --key"),
-            ("aggregator", ("cert", "ca"), "missing: --key"),
-            ("aggregator", ("key", "ca"), "missing: --cert"),
-            ("node", ("cert", "ca"), "missing: --key"),
-            ("node", ("key", "ca"), "missing: --cert"),
-            ("node", ("cert", "key"), "need --ca"),
-            ("node", ("cert",), "need --ca"),
-            ("node", ("key",), "need --ca"),
+            ("aggregator", ("cert",), "missing: key"),
+            ("aggregator", ("key",), "missing: cert"),
+            ("aggregator", ("ca",), "missing: cert and key"),
+            ("aggregator", ("cert", "ca"), "missing: key"),
+            ("aggregator", ("key", "ca"), "missing: cert"),
+            ("node", ("cert", "ca"), "missing: key"),
+            ("node", ("key", "ca"), "missing: cert"),
+            ("node", ("cert", "key"), "need ca"),
+            ("node", ("cert",), "need ca"),
+            ("node", ("key",), "need ca"),
         ],
     )
     def test_options_go_together(
@@ -396,7 +396,7 @@ class TestRequiredEncryption:
     )
     def test_other_hosts_need_encryption(self, address: str) -> None:
         """`insecure` overrides this."""
-        with pytest.raises(UserError, match=r"fedbudget certs .* with --insecure"):
+        with pytest.raises(UserError, match=r"fedbudget certs .* with insecure"):
             require_privacy(address, encrypted=False, insecure=False)
         require_privacy(address, encrypted=True, insecure=False)
         require_privacy(address, encrypted=False, insecure=True)

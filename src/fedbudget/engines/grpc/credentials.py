@@ -59,7 +59,7 @@ def node_credentials(
         return None
     if ca is None:
         raise UserError(
-            "--cert and --key need --ca, the CA of the aggregator's certificate; for a "
+            "`cert` and `key` need `ca`, the CA of the aggregator's certificate; for a "
             "public CA use the system's file, often /etc/ssl/certs/ca-certificates.crt"
         )
     own = () if cert is None and key is None else _key_and_chain(cert, key)
@@ -82,9 +82,9 @@ def _key_and_chain(cert: Path | None, key: Path | None) -> tuple[bytes, bytes]:
     """A private key and its certificate chain, in gRPC's order."""
     if cert is None or key is None:
         missing = [
-            name for name, file in (("--cert", cert), ("--key", key)) if file is None
+            name for name, file in (("`cert`", cert), ("`key`", key)) if file is None
         ]
-        raise UserError(f"--cert and --key go together; missing: {' and '.join(missing)}")
+        raise UserError(f"`cert` and `key` go together; missing: {' and '.join(missing)}")
     chain = _read_certificates(cert)
     private_key = _read(key)
     try:
@@ -145,7 +145,7 @@ def require_privacy(address: str, *, encrypted: bool, insecure: bool) -> None:
     raise UserError(
         f"{address} is not on this machine, and without TLS anyone on the network path can "
         "read and change the messages; create certificates with fedbudget certs and pass "
-        "--cert and --key to serve and --ca to join, or accept plain text with --insecure"
+        "`cert` and `key` to serve and `ca` to join, or accept plain text with `insecure`"
     )
 
 

@@ -77,9 +77,9 @@ _ENDED = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
 _LOST = "the connection was lost"
 _HUNG_UP = {
     "plain text": "it closed the connection without a reason; "
-    "if it listens with TLS, set --ca to the certificate of its CA",
+    "if it listens with TLS, set ca to the certificate of its CA",
     "TLS": "it closed the connection without a reason; "
-    "if it requires certificates of nodes, set --cert and --key",
+    "if it requires certificates of nodes, set cert and key",
 }
 """Reasons for a connection that was closed before admission, by how the node connected."""
 

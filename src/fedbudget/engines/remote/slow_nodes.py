@@ -69,7 +69,7 @@ class SlowNodes:
             if not pace.rest:
                 _LOG.warning(
                     "node %d kept the others waiting for %d rounds in a row; it is asked "
-                    "less often from now on (--round-timeout asks all nodes every time)",
+                    "less often from now on (a round timeout asks all nodes every time)",
                     node,
                     _ROUNDS,
                 )
