@@ -83,10 +83,13 @@ def serve_nodes(
 def test_masked_run_matches_plain_run(
     nodes: ThreadPoolExecutor, method: dict[str, Any]
 ) -> None:
-    """Losses agree in all rounds, as do τ, η, the nodes of each round, and test metrics."""
+    """Losses agree in all rounds, as do τ, η, the nodes of each round, and test metrics.
+
+    With masks, all nodes make the same number of updates, whatever their speeds.
+    """
     required = {"secure_aggregation": True}
     masked = serve_nodes(nodes, NODES, required, secure_aggregation=True, **method)
-    plain = serve_nodes(nodes, NODES, combine="mean", **method)
+    plain = serve_nodes(nodes, NODES, combine="mean", workload="equal", **method)
     assert [each.tau for each in masked.rounds] == [each.tau for each in plain.rounds]
     for ours, theirs in zip(masked.rounds, plain.rounds, strict=True):
         assert ours.loss == pytest.approx(theirs.loss, abs=5e-3)
@@ -96,6 +99,12 @@ def test_masked_run_matches_plain_run(
     assert masked.accuracy == pytest.approx(plain.accuracy, abs=0.02)
     assert masked.metrics.keys() == plain.metrics.keys()
     assert masked.metrics == pytest.approx(dict(plain.metrics), abs=0.02)
+
+
+def test_workload_by_speed_is_refused() -> None:
+    """Numbers of updates of its choice would let an aggregator single out a report."""
+    with pytest.raises(UserError, match="workload by-speed does not work with secure"):
+        fedbudget.serve(secure_aggregation=True, workload="by-speed", nodes=4)
 
 
 def test_privacy_matches_dp_accounting(nodes: ThreadPoolExecutor, tmp_path: Path) -> None:
