@@ -250,6 +250,16 @@ OPTIONS = [
         "patience",
         settings("svm", "digits", "case:2", tau=5, patience=10, budget="time=200s"),
     ),
+    Cell(
+        "validation-participation",
+        {**NETWORK, "nodes": 4, "participation": 0.5, "rounds": 30, "validation": 0.15},
+        quick=True,
+    ),
+    Cell(
+        "validation-second-stage",
+        settings("mlp", "digits", "case:1", validation=0.15, budget="time=60s"),
+        needs=("torch",),
+    ),
     Cell("node-privacy", NODE_PRIVATE, needs=("dp_accounting",), quick=True),
     Cell(
         "node-privacy-absent",
