@@ -1,7 +1,8 @@
-"""Benchmarks that `make bench` runs.
+"""Benchmarks: `python -m benchmarks --help` lists them.
 
-They measure speed, protocol overhead, growth, memory, start-up, networks and Flower,
-and write the results to benchmarks/results/w1.json.
+`make bench` runs all sections: speed, protocol overhead, growth, memory, start-up, networks
+and Flower. Their results are written to benchmarks/results/w1.json. Other benchmarks have
+options and output of their own.
 """
 
 import json
@@ -9,9 +10,10 @@ import os
 import platform
 import sys
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 from rich.console import Console
@@ -26,6 +28,7 @@ from benchmarks import (
     contenders,
     flower_simulation,
     forecasts,
+    guard,
     memory,
     methods,
     network_step,
@@ -49,18 +52,21 @@ from fedbudget.launch.simulate import simulate
 from fedbudget.settings.types import Tau
 
 RESULTS = Path(__file__).parent / "results"
+_ROUNDS = {False: {5: 1000, 50: 200, 500: 50}, True: {5: 20, 50: 50, 500: 50}}
+"""Rounds of a run, with mini-batches and with whole shards, by number of nodes."""
 _CONSOLE = Console()
 
 
 def speed() -> list[dict[str, Any]]:
     """Measure node-steps per second of the three contenders.
 
-    Rows cover mini-batches and whole shards, for 5, 50 and 500 nodes.
+    Rows cover mini-batches and whole shards, for 5, 50 and 500 nodes. A run lasts a second
+    or more: its start and end are part of it, and take about a tenth of a second.
     """
     found = []
     for full in (False, True):
         for nodes in NODES:
-            rounds = 2 if full else max(10, 5000 // nodes)
+            rounds = _ROUNDS[full][nodes]
             steps = nodes * TAU * rounds
             best = take_turns(
                 {
@@ -114,9 +120,11 @@ def adaptive_cost() -> dict[str, float]:
 def protocol_cost() -> dict[str, float]:
     """Measure milliseconds per round outside the kernel, with 5 nodes.
 
-    Covers fixed and adaptive τ; records are written to disk.
+    Covers fixed and adaptive τ; records are written to disk. A run of one round shows the
+    cost of its start and end: evaluations on test samples, the first checkpoint, a summary.
     """
-    found = {}
+    once = take_turns({"run": contenders.ours(5, 1)}, turns=9)
+    found = {"milliseconds_of_a_run_of_one_round": 1000 * once["run"]}
     taus: dict[str, Tau] = {"fixed": TAU, "adaptive": "adaptive"}
     for name, tau in taus.items():
         rounds, best = 1000, float("inf")
@@ -180,23 +188,75 @@ def growth() -> dict[str, float]:
     }
 
 
-SECTIONS: Mapping[str, Callable[[], Any]] = {
-    "speed": speed,
-    "protocol": protocol_cost,
-    "adaptive": adaptive_cost,
-    "growth": growth,
-    "memory_megabytes": lambda: {
-        f"{nodes} nodes, case {case}": memory.peak_megabytes(nodes, case)
-        for nodes, case in ((5, 1), (50, 1), (500, 1), (500, 3))
-    },
-    "startup": lambda: _startup(),
-    "network": lambda: {**networks.network_speed(), **networks.batching()},
-    "network_step": network_step.network_step,
-    "rounds": rounds.round_trips,
-    "large": rounds.aggregator_memory,
-    "secure": secure.compare_plain,
-    "simulation": flower_simulation.compare_flower,
-    "scale": scale.large_fleet,
+class Section(NamedTuple):
+    """A measurement whose results are in benchmarks/results/w1.json.
+
+    Args:
+      title: what it measures.
+      measure: returns the results.
+    """
+
+    title: str
+    measure: Callable[[], Any]
+
+
+SECTIONS: Mapping[str, Section] = {
+    "speed": Section("node-steps per second, beside numpy and the bare kernel", speed),
+    "protocol": Section("time of a round outside the kernel", protocol_cost),
+    "adaptive": Section("additional cost of adaptive τ", adaptive_cost),
+    "growth": Section("growth of a round's time with nodes, τ and features", growth),
+    "memory_megabytes": Section(
+        "peak memory of simulations",
+        lambda: {
+            f"{nodes} nodes, case {case}": memory.peak_megabytes(nodes, case)
+            for nodes, case in ((5, 1), (50, 1), (500, 1), (500, 3))
+        },
+    ),
+    "startup": Section("first round relative to imports", lambda: _startup()),
+    "network": Section(
+        "PyTorch models: overhead, and batched nodes",
+        lambda: {**networks.network_speed(), **networks.batching()},
+    ),
+    "network_step": Section("a step of the paper's network", network_step.network_step),
+    "rounds": Section("rounds over gRPC, beside a bare echo", rounds.round_trips),
+    "large": Section("memory of an aggregator of large models", rounds.aggregator_memory),
+    "secure": Section("masked rounds beside plain ones", secure.compare_plain),
+    "simulation": Section(
+        "W1 beside Flower's simulation", flower_simulation.compare_flower
+    ),
+    "scale": Section("a large simulated fleet, in process and on Ray", scale.large_fleet),
+}
+
+
+class Benchmark(NamedTuple):
+    """A benchmark with its own options and output.
+
+    Args:
+      title: what it compares.
+      run: called with the options.
+    """
+
+    title: str
+    run: Callable[[Sequence[str]], None]
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "guard": Benchmark(
+        "ratios to the bare kernel and to a bare echo, in seconds", guard.main
+    ),
+    "calls": Benchmark("calls of Python functions in a round", calls.main),
+    "against": Benchmark("this checkout and another one, side by side", against.main),
+    "ablation": Benchmark("the default method without one of its parts", ablation.main),
+    "budgets": Benchmark("overshoot and rest of budgets in random runs", budgets.main),
+    "forecasts": Benchmark("coverage and error of forecasts", forecasts.main),
+    "methods": Benchmark("the paper's method and frugal in many tasks", methods.main),
+    "normalization": Benchmark("batch and group normalization", normalization.main),
+    "peers": Benchmark("simulations of several frameworks", peers.main),
+    "privacy": Benchmark("accuracy of private runs", privacy.main),
+    "rivals": Benchmark("the default against methods tuned in hindsight", rivals.main),
+    "settings": Benchmark("the default method with random settings", any_settings.main),
+    "slow-line": Benchmark("compression on slow and fast lines", slow_line.main),
+    "unequal": Benchmark("workload by node speed", unequal.main),
 }
 
 
@@ -211,7 +271,7 @@ def main(asked: Sequence[str]) -> None:
     }
     for name in asked or SECTIONS:
         with _CONSOLE.status(f"measuring {name}"):
-            found[name] = SECTIONS[name]()
+            found[name] = SECTIONS[name].measure()
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n")
     _print(found)
@@ -244,7 +304,7 @@ def _print(found: dict[str, Any]) -> None:
         "of bare",
     ):
         table.add_column(heading, justify="right")
-    for row in found["speed"]:
+    for row in found.get("speed", ()):
         rates = [
             f"{row[f'{name}_node_steps_per_second']:,}"
             for name in ("numpy", "ours", "bare")
@@ -324,27 +384,31 @@ def _simulation_line(row: dict[str, Any]) -> str:
     )
 
 
+def _parser() -> ArgumentParser:
+    lines = [
+        "sections (all by default; results are written to benchmarks/results/w1.json):"
+    ]
+    lines += [f"  {name:<17} {each.title}" for name, each in SECTIONS.items()]
+    lines += ["", "benchmarks with own options (`python -m benchmarks NAME --help`):"]
+    lines += [f"  {name:<17} {each.title}" for name, each in BENCHMARKS.items()]
+    parser = ArgumentParser(
+        prog="python -m benchmarks",
+        usage="%(prog)s [SECTION ...]\n       %(prog)s BENCHMARK [options]",
+        description="\n".join(lines),
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help="sections to measure"
+    )
+    return parser
+
+
 if __name__ == "__main__":
-    runs = {
-        "against": against.main,
-        "budgets": budgets.main,
-        "calls": calls.main,
-        "forecasts": forecasts.main,
-        "methods": methods.main,
-        "rivals": rivals.main,
-        "settings": any_settings.main,
-        "ablation": ablation.main,
-        "privacy": privacy.main,
-        "normalization": normalization.main,
-        "peers": peers.main,
-        "unequal": unequal.main,
-        "slow-line": slow_line.main,
-    }  # benchmarks with their own options
-    if sys.argv[1:2] and sys.argv[1] in runs:
-        runs[sys.argv[1]](sys.argv[2:])
-    elif unknown := [name for name in sys.argv[1:] if name not in SECTIONS]:
-        print(f"usage: python -m benchmarks [{' '.join(SECTIONS)}]")
-        print(f"   or: python -m benchmarks {{{','.join(runs)}}} [options]")
-        sys.exit(0 if unknown == ["--help"] else 2)
+    if sys.argv[1:2] and sys.argv[1] in BENCHMARKS:
+        BENCHMARKS[sys.argv[1]].run(sys.argv[2:])
     else:
-        main(sys.argv[1:])
+        parser = _parser()
+        asked = parser.parse_args().sections
+        if unknown := sorted({*asked} - SECTIONS.keys()):
+            parser.error(f"unknown: {', '.join(unknown)}; `--help` lists all names")
+        main(asked)

@@ -89,6 +89,12 @@ def round_trips(cases: Sequence[Case] = CASES) -> list[dict[str, Any]]:
     return found
 
 
+def plain_round_trips(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Measure the same in one turn and without TLS."""
+    with _processes() as processes:
+        return [_measured(case, None, processes, turns=1) for case in cases]
+
+
 def aggregator_memory(cases: Sequence[Case] = LARGE) -> dict[str, float]:
     """Measure the peak memory of the aggregator process, including all libraries."""
     found = {}
@@ -102,10 +108,13 @@ def aggregator_memory(cases: Sequence[Case] = LARGE) -> dict[str, float]:
 
 
 def _measured(
-    case: Case, certificates: str | None, processes: "list[_Process]"
+    case: Case,
+    certificates: str | None,
+    processes: "list[_Process]",
+    turns: int = TURNS,
 ) -> dict[str, Any]:
     taken: dict[str, list[float]] = {"ours": [], "whole": [], "saving": [], "bare": []}
-    for _ in range(TURNS):
+    for _ in range(turns):
         for contender in ("ours", "bare"):
             for what, seconds in _turn(contender, case, certificates, processes).items():
                 taken[what] += seconds[WARMING_UP:]
