@@ -101,7 +101,10 @@ class CarefulSpending:
         With τ = 0 it is the amount for the final loss alone.
         """
         taus = (tau, 1) if tau else (1,)
-        return _with_margin(ledger, taus) + self._fixed(ledger, len(taus))
+        needed = _with_margin(ledger, taus)
+        if self.closing or self.evaluation:
+            needed += self._fixed(ledger, len(taus))
+        return needed
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
         """Return the coming round, with the chosen τ or the τ that fits."""
@@ -152,12 +155,11 @@ class CarefulSpending:
             mean = mean + np.maximum(_LIKELY * deviation, surely)
         return mean + self._fixed(ledger, 1)
 
-    def _fixed(self, ledger: Ledger, rounds: int) -> Float64 | float:
+    def _fixed(self, ledger: Ledger, rounds: int) -> Float64:
         """Cost of closing rounds, and of the final evaluations of w and of w^f."""
-        if not self.closing and not self.evaluation:
-            return 0.0
         amounts = ledger.budget.amounts
-        return rounds * amounts(time=self.closing) + 2 * amounts(**self.evaluation)
+        closing = rounds * amounts(time=self.closing)
+        return closing + 2 * amounts(**self.evaluation) if self.evaluation else closing
 
     def _most(self, ledger: Ledger, below: int) -> int:
         """Return the largest τ below this that fits, given that τ = 1 fits."""
@@ -266,8 +268,8 @@ def open_ledger(budget: Budget, expected: Costs, rule: SpendingRule) -> Ledger:
 def progress(ledger: Ledger, rule: SpendingRule) -> float:
     """Return the spent share of the budget for rounds, 0 to 1."""
     for_rounds = ledger.budget.array - rule.reserve(ledger, 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = np.where(for_rounds > 0, ledger.spent / for_rounds, 1.0)
+    shares = np.ones_like(for_rounds)
+    np.divide(ledger.spent, for_rounds, out=shares, where=for_rounds > 0)
     return float(min(1.0, shares.max()))
 
 

@@ -204,7 +204,7 @@ class Aggregator:
         if self.method.searches_step and starting:
             state, decision = self._next_decision(state, recover=False)
         else:
-            state, decision = self._adjusted(state, decision)
+            state, decision = self._adjusted(state, decision, self._inputs(state))
         answer = self._answer(self._announce(state, decision, best=False))
         assert isinstance(answer, Broadcast)  # a ledger opens only if one round fits
         return answer
@@ -249,7 +249,6 @@ class Aggregator:
             state = self._follow_final(state, sums)
             self.last = self._round(state, broadcast, filtered, None)
             return self._answer(updated(state, phase=Phase.DONE, became_best=best))
-        state = updated(state, t=state.t + round(broadcast.effective))
 
         # 4. Return to the best w, if the run diverges.
         state, recover = check_recovery(state, sums, adapts=method.step_size.adapts)
@@ -269,7 +268,7 @@ class Aggregator:
                 state = restart_from(state, method, self._received(w, state.w))
 
         # 7. Choose τ, and announce the next round.
-        if not (result.recover or result.last):
+        if result.slowdown != 1 and not (result.recover or result.last):
             state = updated(
                 state, update=paced(method.update, state.update, result.slowdown)
             )
@@ -458,6 +457,7 @@ class Aggregator:
         searched = step_size if broadcast.round == 1 else state.searched
         state = updated(
             state,
+            t=state.t + round(broadcast.effective),
             w=received,
             step_size=step_size,
             searched=searched,
@@ -523,16 +523,19 @@ class Aggregator:
         last = state.decision
         for feature in self._counted:
             last = feature.counted(state.states.get(feature.name), last)
-        decision = self.method.controller.next(last, self._inputs(state))
-        return self._adjusted(state, decision)
+        inputs = self._inputs(state)
+        decision = self.method.controller.next(last, inputs)
+        return self._adjusted(state, decision, inputs)
 
-    def _adjusted(self, state: _State, decision: Decision) -> tuple[_State, Decision]:
+    def _adjusted(
+        self, state: _State, decision: Decision, inputs: ControlInputs
+    ) -> tuple[_State, Decision]:
         """Let features change the controller's decision."""
         if not self._choose:
             return state, decision
         states = dict(state.states)
         resources = list(state.ledger.budget.limits)
-        choice = Choice(self._inputs(state), resources, state.round + 1, states)
+        choice = Choice(inputs, resources, state.round + 1, states)
         for feature in self._choose:
             own, decision = feature.choose(states.get(feature.name), decision, choice)
             if own is not None:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.errors import FedbudgetError
+from fedbudget.frozen import updated
 
 Kind = Literal["none", "16-bit", "8-bit"]
 """Compression of vectors."""
@@ -58,11 +59,14 @@ class RoundPart:
     """Whether the class defines `to`."""
     bounded: ClassVar[bool] = False
     """Whether the class defines `require_possible`."""
+    works: ClassVar[bool] = False
+    """Whether the class defines `extra_steps`."""
 
     def __init_subclass__(cls) -> None:
         cls.once = cls.remembered is not RoundPart.remembered
         cls.addressed = cls.to is not RoundPart.to
         cls.bounded = cls.require_possible is not RoundPart.require_possible
+        cls.works = cls.extra_steps is not RoundPart.extra_steps
 
     def to(self, nodes: Int64) -> Self:
         """Return the part as sent to the nodes with these numbers."""
@@ -338,6 +342,8 @@ class Broadcast:
         if self.catch_up is None and not any(part.once for part in self.parts):
             return self
         parts = tuple([part.remembered if part.once else part for part in self.parts])
+        if all(kept is part for kept, part in zip(parts, self.parts, strict=True)):
+            return updated(self, catch_up=None)  # keeps cached values, which fit
         return replace(self, parts=parts, catch_up=None)
 
     @cached_property
@@ -354,7 +360,7 @@ class Broadcast:
     @property
     def extra_steps(self) -> float:
         """Work at a node besides its local updates, in local updates."""
-        return sum([part.extra_steps for part in self.parts])
+        return sum([part.extra_steps for part in self.parts if part.works])
 
     @property
     def tallies(self) -> int:

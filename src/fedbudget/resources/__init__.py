@@ -42,17 +42,22 @@ def within(usage: Usage, seconds: float, updates: int) -> Usage:
       updates: local updates in the round.
     """
     parts: list[dict[str, Reading]] = []
+    beyond = False
     for readings, steps in ((usage.readings, updates), (usage.evaluation, 1)):
-        capped = {}
+        capped = dict(readings)
         for name, reading in readings.items():
             most = math.inf
             if name == TIME.name:
                 most = seconds
             elif name in RESOURCES:
                 most = RESOURCES[name].most_a_second * max(1.0, seconds)
-            step = min(reading.step, most / steps)
-            capped[name] = replace(reading, step=step, whole=min(reading.whole, most))
+            if reading.step > most / steps or reading.whole > most:
+                beyond = True
+                step = min(reading.step, most / steps)
+                capped[name] = replace(reading, step=step, whole=min(reading.whole, most))
         parts.append(capped)
+    if not beyond:  # the usual case
+        return usage
     return replace(usage, readings=parts[0], evaluation=parts[1])
 
 

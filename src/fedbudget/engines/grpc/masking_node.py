@@ -212,14 +212,9 @@ class NodeMasking:
             self._known_vectors.append((vector, digests[0]))
         return [digest for _, digest in self._known_vectors]
 
-    def hold(self, broadcast: Broadcast, answer: Answer) -> bool:
-        """Keep a report until it can be masked.
-
-        Returns:
-          False if reports are not masked on this connection.
-        """
-        self._trained = None if self._terms is None else (broadcast, answer)
-        return self._trained is not None
+    def hold(self, broadcast: Broadcast, answer: Answer) -> None:
+        """Keep a report until it can be masked."""
+        self._trained = broadcast, answer
 
     def answer(self, message: FromAggregator) -> list[bytes]:
         """Return the reply to a message."""

@@ -289,13 +289,14 @@ class _Connection:
         if wait > 0:  # `sleep(0)` would still let other tasks run first
             await asyncio.sleep(wait)
         quick = self._step_seconds * updates < _QUICK and not self._watch.just_resumed()
-        if self.masking.agreed:
+        masked = self.masking.agreed
+        if masked:
             begun = await self._begin_masked(request, quick)
             if begun is None:
                 return
             request = begun
         try:
-            messages = await self._perform(quick, self._train, request, updates)
+            messages = await self._perform(quick, self._train, request, updates, masked)
         except BeyondLimits as error:
             await self._refuse(error)
         # While this machine was suspended, the aggregator may have sent a farewell and
@@ -329,13 +330,15 @@ class _Connection:
             return work(*arguments)
         return await self._inbox.listen_during(asyncio.to_thread(work, *arguments))
 
-    def _train(self, request: RoundRequest, updates: int) -> list[bytes]:
+    def _train(self, request: RoundRequest, updates: int, masked: bool) -> list[bytes]:
         """Return the packed report; no messages if it is masked later."""
         began = time.perf_counter()
         worker = self.worker
         answer = worker.answer(request)
         messages: list[bytes] = []
-        if not self.masking.hold(request.broadcast, answer):
+        if masked:
+            self.masking.hold(request.broadcast, answer)
+        else:
             encoded = worker.encode(answer.report)
             messages = frames(
                 pack_report(answer.report, answer.costs, encoded, answer.tallies)

@@ -369,18 +369,18 @@ class Correction(NodeMemory):
         is none."""
         if not drift.correct:
             return None
-        if drift.strength is None:
+        strength = drift.strength
+        if strength is None or strength == 1:
             return self.shift
-        return np.float32(drift.strength) * self.shift
+        return np.float32(strength) * self.shift
 
-    def learn(self, gradients: Float32, drift: DriftPart) -> "Correction":
+    def learn(self, gradients: Float32, shift: Float32 | None) -> "Correction":
         """Set c_i from the mean gradients of an interval; non-finite ones are ignored.
 
         Args:
           gradients: mean gradients including the shifts, [n, parameters]; overwritten.
-          drift: drift correction of the interval.
+          shift: addition to gradients in the interval, see `used`.
         """
-        shift = self.used(drift)
         if shift is not None:
             gradients -= shift
         finite = np.asarray(np.isfinite(gradients).all(axis=1))
@@ -478,8 +478,7 @@ class DriftCorrection(Feature):
         if part is None or correction is None:
             return None
         shift = correction.used(part)
-        if "gradients" in local.broadcast.report.vectors:  # reported without the shift
-            local.scratch[self.name] = shift
+        local.scratch[self.name] = shift  # gradients are reported and learned without it
         return shift
 
     def end(self, local: LocalRound) -> None:
@@ -487,9 +486,11 @@ class DriftCorrection(Feature):
         broadcast = local.broadcast
         if correction is None or local.w is None or not isinstance(broadcast, TrainRound):
             return
-        local.memories[self.name] = _learned(
-            correction, broadcast, local.start, local.w, local.statistics
-        )
+        if broadcast.by_kind.get(DriftPart) is not None:
+            shift = local.scratch.get(self.name)
+            local.memories[self.name] = _learned(
+                correction, shift, broadcast, local.start, local.w, local.statistics
+            )
 
     def report(self, local: LocalRound) -> Mapping[str, Float64]:
         correction: Correction | None = local.memories.get(self.name)
@@ -509,13 +510,17 @@ class DriftCorrection(Feature):
     def expand(self, state: FleetState, model: Model) -> FleetState:
         correction = state.memories.get(self.name)
         broadcast = state.broadcast
-        if not isinstance(correction, Correction) or state.w is None:
+        part = broadcast.by_kind.get(DriftPart)
+        if not isinstance(correction, Correction) or state.w is None or part is None:
             return state
         if correction.own.size:
             return state
         assert isinstance(broadcast, TrainRound)
         assert state.start is not None
-        whole = _learned(correction, broadcast, state.start, state.w, model.statistics)
+        shift = correction.used(part)
+        whole = _learned(
+            correction, shift, broadcast, state.start, state.w, model.statistics
+        )
         return replace(state, memories={**state.memories, self.name: whole})
 
     # Aggregator.
@@ -610,18 +615,16 @@ def _mean_of_interval(
 
 def _learned(
     correction: Correction,
+    shift: Float32 | None,
     broadcast: TrainRound,
     start: Float32,
     w: Float32,
     statistics: int,
 ) -> Correction:
     """Return the correction with the c_i of an interval that ended at w."""
-    part = broadcast.by_kind.get(DriftPart)
-    if part is None:
-        return correction
     if statistics:
         w = with_statistics_of(start, w, statistics)
-    return correction.learn(mean_gradient(start, w, broadcast.span), part)
+    return correction.learn(mean_gradient(start, w, broadcast.span), shift)
 
 
 def _persistent_share(sums: Sums) -> float:
