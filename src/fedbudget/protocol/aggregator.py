@@ -268,7 +268,7 @@ class Aggregator:
                 state = restart_from(state, method, self._received(w, state.w))
 
         # 7. Choose τ, and announce the next round.
-        if result.slowdown != 1 and not (result.recover or result.last):
+        if not (result.recover or result.last):
             state = updated(
                 state, update=paced(method.update, state.update, result.slowdown)
             )

@@ -345,7 +345,9 @@ def pace(eta: float, before: float) -> float:
 
 def paced(rule: UpdateRule, state: Any, slowdown: float) -> Any:
     """Scale the velocity of an update rule with the step size."""
-    return rule.paced(state, slowdown) if moves(rule) else state
+    if slowdown == 1 or not moves(rule):
+        return state
+    return rule.paced(state, slowdown)
 
 
 def was_last(state: _State) -> bool:
