@@ -383,12 +383,10 @@ class TestDecision:
 class TestDivergedNodes:
     def test_diverged_node_keeps_its_correction(self) -> None:
         known = Correction.first(2, np.zeros(2, np.float32))
-        known = known.learn(np.array([[1, 2], [3, 4]], np.float32), known.used(CORRECT))
+        known = known.learn(np.array([[1, 2], [3, 4]], np.float32), CORRECT)
         known = known.with_mean(np.array([2, 3], np.float32))
         # Less the shifts (1, 1) and (-1, -1).
-        known = known.learn(
-            np.array([[5, np.inf], [5, 6]], np.float32), known.used(CORRECT)
-        )
+        known = known.learn(np.array([[5, np.inf], [5, 6]], np.float32), CORRECT)
         assert known.own.tolist() == [[1, 2], [6, 7]]
 
     def test_no_correction_if_all_diverge(self) -> None:
@@ -548,13 +546,13 @@ class TestStrength:
             rng.normal(size=(2, 3, 9)).astype(np.float32),
         )
         gradients[1] += gradients[0]
-        first = known.learn(gradients[0].copy(), known.used(drift))
+        first = known.learn(gradients[0].copy(), drift)
         first = first.with_mean(
             np.average(first.own, axis=0, weights=sizes).astype(np.float32)
         )
         shift = first.used(drift)
         assert shift is not None
-        second = first.learn(gradients[1] + shift, shift)
+        second = first.learn(gradients[1] + shift, drift)
         lasting, shifted = second.persistence
         later = second.with_mean(
             np.average(second.own, axis=0, weights=sizes).astype(np.float32)
@@ -628,7 +626,7 @@ class TestStrength:
             assert shift is not None
             direction = gradients + shift
             mean = np.average(direction, axis=0, weights=sizes).astype(np.float32)
-            known = known.learn(direction, shift).with_mean(mean)
+            known = known.learn(direction, drift).with_mean(mean)
             assert np.allclose(known.own, gradients, atol=1e-5)
             assert np.allclose(
                 np.average(known.own, axis=0, weights=sizes), known.mean, atol=1e-5

@@ -374,13 +374,14 @@ class Correction(NodeMemory):
             return self.shift
         return np.float32(strength) * self.shift
 
-    def learn(self, gradients: Float32, shift: Float32 | None) -> "Correction":
+    def learn(self, gradients: Float32, drift: DriftPart) -> "Correction":
         """Set c_i from the mean gradients of an interval; non-finite ones are ignored.
 
         Args:
           gradients: mean gradients including the shifts, [n, parameters]; overwritten.
-          shift: addition to gradients in the interval, see `used`.
+          drift: drift correction of the interval.
         """
+        shift = self.used(drift)
         if shift is not None:
             gradients -= shift
         finite = np.asarray(np.isfinite(gradients).all(axis=1))
@@ -478,7 +479,8 @@ class DriftCorrection(Feature):
         if part is None or correction is None:
             return None
         shift = correction.used(part)
-        local.scratch[self.name] = shift  # gradients are reported and learned without it
+        if "gradients" in local.broadcast.report.vectors:  # reported without the shift
+            local.scratch[self.name] = shift
         return shift
 
     def end(self, local: LocalRound) -> None:
@@ -486,11 +488,9 @@ class DriftCorrection(Feature):
         broadcast = local.broadcast
         if correction is None or local.w is None or not isinstance(broadcast, TrainRound):
             return
-        if broadcast.by_kind.get(DriftPart) is not None:
-            shift = local.scratch.get(self.name)
-            local.memories[self.name] = _learned(
-                correction, shift, broadcast, local.start, local.w, local.statistics
-            )
+        local.memories[self.name] = _learned(
+            correction, broadcast, local.start, local.w, local.statistics
+        )
 
     def report(self, local: LocalRound) -> Mapping[str, Float64]:
         correction: Correction | None = local.memories.get(self.name)
@@ -510,17 +510,13 @@ class DriftCorrection(Feature):
     def expand(self, state: FleetState, model: Model) -> FleetState:
         correction = state.memories.get(self.name)
         broadcast = state.broadcast
-        part = broadcast.by_kind.get(DriftPart)
-        if not isinstance(correction, Correction) or state.w is None or part is None:
+        if not isinstance(correction, Correction) or state.w is None:
             return state
         if correction.own.size:
             return state
         assert isinstance(broadcast, TrainRound)
         assert state.start is not None
-        shift = correction.used(part)
-        whole = _learned(
-            correction, shift, broadcast, state.start, state.w, model.statistics
-        )
+        whole = _learned(correction, broadcast, state.start, state.w, model.statistics)
         return replace(state, memories={**state.memories, self.name: whole})
 
     # Aggregator.
@@ -615,16 +611,18 @@ def _mean_of_interval(
 
 def _learned(
     correction: Correction,
-    shift: Float32 | None,
     broadcast: TrainRound,
     start: Float32,
     w: Float32,
     statistics: int,
 ) -> Correction:
     """Return the correction with the c_i of an interval that ended at w."""
+    part = broadcast.by_kind.get(DriftPart)
+    if part is None:
+        return correction
     if statistics:
         w = with_statistics_of(start, w, statistics)
-    return correction.learn(mean_gradient(start, w, broadcast.span), shift)
+    return correction.learn(mean_gradient(start, w, broadcast.span), part)
 
 
 def _persistent_share(sums: Sums) -> float:
