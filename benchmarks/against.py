@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def compare(other: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Run `compare` for the folder given on the command line."""
     if len(arguments) != 1 or not (Path(arguments[0]) / "src" / "fedbudget").is_dir():
         sys.exit(
