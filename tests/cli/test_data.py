@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import fedbudget
 from fedbudget.cli import fetching
 from fedbudget.data import published
 from fedbudget.data.download import mirror
@@ -220,6 +221,22 @@ class TestDescribe:
         assert lines[0] == "heart-disease: 920 rows at 4 sites, 13 columns, target disease"
         assert "- chol is empty at switzerland" in lines
         assert max(map(len, lines)) <= 80
+
+    def test_findings_name_options(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "visits.csv"
+        rows = [
+            f"2024-01-{day:02},{'<5' if day == 7 else day},{day % 2}"
+            for day in range(1, 29)
+        ]
+        path.write_text("visit,crp,ill\n" + "\n".join(rows))
+        _, out, _ = run_command(capsys, "describe", str(path))
+        text = " ".join(out.split())
+        assert "visit looks like a date ('2024-01-01' in row 2): --drop it" in text
+        assert "as missing with --missing '<5' and --impute mean" in text
+        findings = " ".join(fedbudget.describe(path).findings)
+        assert "as missing with missing='<5' and impute='mean'" in findings
 
     def test_sites_of_a_column(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -11,7 +11,7 @@ import typer
 
 from fedbudget.cli.console import print_table
 from fedbudget.cli.options import Given, OutputOptions, command, settings_from
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, flag
 from fedbudget.settings.option import REQUIRED, choices_text, option, paths_from
 from fedbudget.settings.settings import DATASETS, NATURAL_DATASETS, SMALL_DATASETS
 
@@ -190,22 +190,14 @@ def describe(
 
       fedbudget describe hospitals --json
     """
-    from fedbudget.data.describe import describe as describe_tables
+    from fedbudget.data.describe import summarise
 
     names = ("target", "drop", "categorical", "missing", "partition", "data_dir")
     settings = settings_from({name: given[name] for name in names})
     options = settings.table_options()
     if settings.partition not in (None, "files") and options.site is None:
         raise UserError("`partition` must be by:COLUMN, the column with the sites")
-    described = describe_tables(
-        data,
-        nodes=options.site,
-        target=options.target,
-        drop=options.drop,
-        categorical=options.categorical,
-        missing=options.missing,
-        data_dir=settings.data_dir,
-    )
+    described = summarise(data, options, data_dir=settings.data_dir, spell=flag)
     print(json.dumps(described.to_json()) if output.json else described)
 
 

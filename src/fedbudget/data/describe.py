@@ -37,7 +37,7 @@ from fedbudget.data.tables import (
     TextColumn,
     missing_cells,
 )
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, argument
 from fedbudget.settings.option import choices_text
 
 _FAR = 3.0  # standard deviations between the mean of a site and that of the others
@@ -262,22 +262,39 @@ def describe(
     >>> print(described.findings[0])
     chol is empty at switzerland
     """
-    # With `impute`, missing cells are no problem of the table: they are counted here.
     options = TableOptions(
         target,
         tuple(drop),
         tuple(categorical),
-        "mean",
         site=nodes,
         missing=tuple(missing),
     )
+    return summarise(data, options, names=names, data_dir=data_dir)
+
+
+def summarise(
+    data: Any,
+    options: TableOptions,
+    *,
+    names: Sequence[str] = (),
+    data_dir: str | Path | None = None,
+    spell: Callable[..., str] = argument,
+) -> Description:
+    """Describe tables; see `describe`.
+
+    Args:
+      spell: converts the options that findings name.
+    """
+    # With `impute`, missing cells are no problem of the table: they are counted here.
+    options = replace(options, impute="mean")
+    nodes = options.site
     if isinstance(data, str) and data in natural.FEDERATIONS:
         federation = natural.FEDERATIONS[data]
         if nodes not in (None, federation.site):
             raise UserError(f"{data} has the sites by:{federation.site}, not by:{nodes}")
         folder = None if data_dir is None else Path(data_dir)
         table = federation.table(data, folder)
-        return _described(data, [table], federation.options)
+        return _described(data, [table], federation.options, spell)
 
     readers: list[Callable[[TableOptions], RawTable]]
     if isinstance(data, str | Path):
@@ -299,7 +316,7 @@ def describe(
     if nodes is None:
         pairs_named = zip(tables, names, strict=True)
         tables = [replace(table, name=each) for table, each in pairs_named]
-    return _described(name, tables, options)
+    return _described(name, tables, options, spell)
 
 
 def _paths(path: Path) -> list[Path]:
@@ -313,11 +330,16 @@ def _paths(path: Path) -> list[Path]:
     return paths
 
 
-def _described(name: str, tables: Sequence[RawTable], options: TableOptions) -> Description:
+def _described(
+    name: str,
+    tables: Sequence[RawTable],
+    options: TableOptions,
+    spell: Callable[..., str],
+) -> Description:
     alike: dict[tuple[str, str], list[str]] = {}
     for table in tables:
         for problem in table.problems:
-            text = f"{table.name}: {UserError(problem.text)}"
+            text = f"{table.name}: {UserError(problem.text).spelled(spell)}"
             alike.setdefault((problem.kind, problem.column), []).append(text)
     problems = [
         f"{text} (the same in {len(others)} more)" if others else text

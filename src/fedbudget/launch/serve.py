@@ -397,7 +397,8 @@ class _Waiting:
     def opened(self, server: AggregatorServer) -> None:
         self._server = server
         if not self._quiet or self._any_port:
-            _print(f"listening on port {server.port}; waiting for {self._nodes} nodes")
+            nodes = "1 node" if self._nodes == 1 else f"{self._nodes} nodes"
+            _print(f"listening on port {server.port}; waiting for {nodes}")
         if not self._quiet:
             hint = threading.Timer(_HINT_AFTER, self._explain)
             hint.daemon = True
