@@ -54,7 +54,10 @@ from fedbudget.protocol.features.feature import (
     register_feature as register_feature,
 )
 from fedbudget.protocol.messages import Report as Report, RoundPart as RoundPart
-from fedbudget.protocol.personal import SiteFigure as SiteFigure, SiteFigures as SiteFigures
+from fedbudget.protocol.site_figures import (
+    SiteFigure as SiteFigure,
+    SiteFigures as SiteFigures,
+)
 from fedbudget.protocol.update import (
     Accelerate as Accelerate,
     Average as Average,

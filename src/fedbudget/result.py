@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedbudget.arrays import Float32
 from fedbudget.errors import UserError
 from fedbudget.evaluation.targets import Overfitting
-from fedbudget.protocol.personal import SiteFigures
+from fedbudget.protocol.site_figures import SiteFigures
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.privacy import PrivacyGuarantee
 from fedbudget.runs.record import RoundRecord, update_weighted_tau

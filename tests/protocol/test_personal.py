@@ -6,18 +6,22 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fedbudget.arrays import Float32
+from fedbudget.arrays import Float32, Float64
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models.builtin import LinearRegression, Softmax
-from fedbudget.protocol.messages import PersonalRound
+from fedbudget.models.minimise import minimise
+from fedbudget.protocol.messages import VOTES, PersonalRound
 from fedbudget.protocol.personal import (
     FEWEST_ROWS,
     Personal,
+    Sites,
     alone,
-    figures_of,
+    default_prior,
     personalise,
-    report_of,
+    prior_of,
 )
+from fedbudget.protocol.site_figures import figures_of, report_of
+from fedbudget.protocol.site_frames import frame_of
 
 FEATURES = 4
 
@@ -50,9 +54,11 @@ def personal(
 
 
 def test_right_model_stays_global() -> None:
-    """Most of the weight stays on a global model that fits the node."""
+    """A global model that fits the node is hardly corrected."""
     figures = personal(classes(200, 1, (4, 0, 0, 0)), softmax_w((8, 0, 0, 0))).figures
-    assert figures.weights[0] > 0.7
+    assert figures.weights[2] < 0.001
+    assert figures.correction is not None
+    assert abs(figures.correction.value) <= 0.02
     assert sum(figures.weights) == pytest.approx(1)
 
 
@@ -105,6 +111,91 @@ def test_constant_feature_is_not_corrected() -> None:
     np.testing.assert_allclose(x @ found.w + found.shift, x[:, 1] + 3, atol=0.05)
 
 
+class TestPrior:
+    """The prior of the candidates, from the votes of all nodes."""
+
+    def test_clear_votes_are_counted(self) -> None:
+        """Nodes that exclude all but one candidate count like rows of a table."""
+        votes = np.full((3, len(VOTES)), -1e9)
+        votes[0, 0] = votes[1, 2] = votes[2, 2] = 0
+        prior = prior_of(votes)
+        start = default_prior(len(VOTES))
+        assert prior[0] == pytest.approx((start[0] + 1) / 4)
+        assert prior[2] == pytest.approx((start[2] + 2) / 4)
+        assert prior[5] == pytest.approx(start[5] / 4)
+
+    def test_equal_votes_leave_the_default(self) -> None:
+        np.testing.assert_allclose(
+            prior_of(np.zeros((4, len(VOTES)))), default_prior(len(VOTES))
+        )
+
+    def test_one_node_has_one_vote(self) -> None:
+        """However large its votes are, a node moves the prior by at most 1/(nodes + 1)."""
+        votes = np.random.default_rng(1).normal(-5, 3, (9, len(VOTES)))
+        votes[:, 7] = -1e9
+        votes[8, 7] = 1e300
+        assert prior_of(votes)[7] == pytest.approx((default_prior(len(VOTES))[7] + 1) / 10)
+
+    def test_nodes_without_votes_do_not_count(self) -> None:
+        votes = np.array([[0, -1.0, 2], [np.nan] * 3, [0, 1, -4]])
+        assert prior_of(votes) == prior_of(votes[[0, 2]])
+        assert prior_of(votes[1:2]) == ()
+
+    def test_is_the_likeliest(self) -> None:
+        """No other shares give the votes, with the default as one more, more likelihood."""
+        rng = np.random.default_rng(3)
+        votes = rng.normal(0, 2, (12, 4))
+        start = default_prior(4)
+
+        def log_likelihood(prior: Float64) -> float:
+            return float(np.log(np.exp(votes) @ prior).sum() + start @ np.log(prior))
+
+        best = np.array(prior_of(votes))
+        assert best.sum() == pytest.approx(1)
+        for other in rng.dirichlet(np.ones(4), 300):
+            assert log_likelihood(best) >= log_likelihood(0.9 * best + 0.1 * other)
+
+
+def test_similar_nodes_help_a_small_one() -> None:
+    """A node with 12 rows trusts its own rows more if other nodes gain from theirs."""
+    parts = [classes(200, seed, (-4, 0, 0, 0)) for seed in range(6)]
+    small = classes(12, 9, (-4, 0, 0, 0))
+    table = Table(
+        np.concatenate([small.x, *(each.x for each in parts)]),
+        np.concatenate([small.y, *(each.y for each in parts)]),
+    )
+    rows = np.split(np.arange(len(table)), [12 + 200 * node for node in range(6)])
+    model = Softmax(FEATURES, 2)
+    w = softmax_w((0.5, 0, 0, 0))
+    shards = Shards.of(table, rows)
+    together = personalise(model, shards, shards, w, seed=1)[0]
+    single = Sites(model, Shards.of(table, rows[:1]), shards, w, 1).personal()[0]
+    assert together.figures.weights[0] < single.figures.weights[0]
+
+
+@pytest.mark.parametrize("rows", [8, 40])
+def test_frame_has_the_same_optimum(rows: int) -> None:
+    """With few rows, the frame has fewer parameters and the optimum of all of them."""
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((rows, 20)).astype(np.float32)
+    x[:, 3] = 2.0
+    y = rng.integers(0, 3, rows).astype(np.float32)
+    table = Table(x, y)
+    model = Softmax(20, 3)
+    w = rng.standard_normal(model.parameters).astype(np.float32)
+    frame = frame_of(model, table, w)
+    assert frame.model.parameters == 3 * (min(rows, 19) + 1)
+    strengths = np.array([2.0 / rows])
+    shards = Shards.whole(frame.table)
+    fitted = minimise(frame.model, shards, frame.into(w)[None], strengths, 300)
+    own, shift = frame.out_of(fitted[0], w, 1.0)
+    assert shift == 0
+    _, gradient = model.sums(own, x, y)
+    missing = (gradient / rows + strengths[0] * (own - w)).reshape(3, -1)
+    missing[:, 3] = 0  # a constant feature has no correction
+    np.testing.assert_allclose(missing, 0, atol=2e-3)
+
+
 class TestAlone:
     def test_noise_free_line(self) -> None:
         """With many rows the penalty is negligible: least squares with an intercept."""
@@ -150,7 +241,7 @@ class TestReport:
         w = softmax_w((1, 0, 0, 0))
         found = personal(classes(100, 1, (4, 0, 0, 0)), w)
         request = PersonalRound(round=3, w=w)
-        report = report_of(request, np.array([7]), np.array([100]), [found])
+        report = report_of(request, np.array([7]), np.array([100]), [found.figures])
         report.require_answers(request)
         assert figures_of(report) == {7: found.figures}
 
@@ -168,6 +259,6 @@ class TestReport:
         w = softmax_w((1, 0, 0, 0))
         found = personal(classes(100, 1, (4, 0, 0, 0)), w)
         request = PersonalRound(round=3, w=w)
-        report = report_of(request, np.array([7]), np.array([100]), [found])
+        report = report_of(request, np.array([7]), np.array([100]), [found.figures])
         report.numbers[name][0] = value
         assert figures_of(report) == {}

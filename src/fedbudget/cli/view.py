@@ -30,7 +30,7 @@ from fedbudget.launch.execute import default_folder, execute
 from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.node_status import NodeStatus
-from fedbudget.protocol.personal import SiteFigures
+from fedbudget.protocol.site_figures import SiteFigures
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.privacy import replacement_text
 from fedbudget.result import Result, SiteLoss

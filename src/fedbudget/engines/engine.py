@@ -49,11 +49,14 @@ from fedbudget.protocol.messages import (
     ReportLayout,
     SampleNormRound,
     SampleRound,
+    VoteReport,
+    VoteRound,
     default_layout,
 )
 from fedbudget.protocol.objections import Objector
 from fedbudget.protocol.outliers import Outlier
-from fedbudget.protocol.personal import Personal, SiteFigures, figures_of
+from fedbudget.protocol.personal import Personal, prior_of_report
+from fedbudget.protocol.site_figures import SiteFigures, figures_of
 from fedbudget.protocol.state import AggregatorState, Outcome, Round
 from fedbudget.protocol.sums import NoisySums, Sums
 from fedbudget.resources import round_usage
@@ -342,22 +345,31 @@ class RoundEngine(Engine):
             return None
         # Two rounds after the last: no node expects a difference to the last w.
         number = self.aggregator.state.round + 2
-        broadcast = PersonalRound(
-            round=number,
-            w=w,
-            report=default_layout(PersonalRound) if figures else ReportLayout(),
-            figures=figures,
-        )
         began = time.perf_counter()
-        patience = PERSONAL_PATIENCE
-        nodes.begin(broadcast, RoundTerms(timeout=patience, left=patience))
-        collected = nodes.finish()
+        prior: tuple[float, ...] = ()
+        if figures:
+            votes = self._after_the_last(VoteRound(round=number, w=w))
+            if isinstance(votes, VoteReport):
+                prior = prior_of_report(votes)
+        layout = default_layout(PersonalRound) if figures else ReportLayout()
+        report = self._after_the_last(
+            PersonalRound(
+                round=number + 2, w=w, report=layout, figures=figures, prior=prior
+            )
+        )
         seconds = time.perf_counter() - began
-        if not collected.enough:
+        if not isinstance(report, PersonalReport):
             return None
-        report = collected.reports
-        assert isinstance(report, PersonalReport)
         return PersonalModels(figures_of(report), nodes.personal_models(), seconds)
+
+    def _after_the_last(self, broadcast: Broadcast) -> Report | None:
+        """Return the reports of a round after the last, None without any."""
+        patience = PERSONAL_PATIENCE
+        self.nodes.begin(broadcast, RoundTerms(timeout=patience, left=patience))
+        collected = self.nodes.finish()
+        reports = collected.reports
+        assert reports is None or isinstance(reports, Report)
+        return reports if collected.enough else None
 
     def wake(self) -> None:
         self.nodes.wake()

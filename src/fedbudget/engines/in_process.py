@@ -37,11 +37,14 @@ from fedbudget.protocol.messages import (
     Kind,
     LocalError,
     LossReport,
-    PersonalReport,
     PersonalRound,
     Report,
+    SiteReport,
+    SiteRound,
+    VoteRound,
 )
-from fedbudget.protocol.personal import Personal, report_of
+from fedbudget.protocol.personal import Personal, vote_report_of
+from fedbudget.protocol.site_figures import report_of
 from fedbudget.protocol.sums import NoisySums, Sums, branches
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import round_usage
@@ -178,10 +181,10 @@ class SimulatedNodes(Nodes):
         assert self._broadcast is not None
         # Drawn only now: a checkpoint between `begin` and `finish` precedes the round.
         present = None
-        if self._present is not None and not isinstance(self._broadcast, PersonalRound):
+        if self._present is not None and not isinstance(self._broadcast, SiteRound):
             present = next(self._present)
         answered = self.answer(self._broadcast, present)
-        if self._secure is None or isinstance(self._broadcast, PersonalRound):
+        if self._secure is None or isinstance(self._broadcast, SiteRound):
             return answered
         assert isinstance(answered.reports, Report)
         opened = self._secure.opened(answered.reports, self._broadcast)
@@ -290,7 +293,7 @@ class NodeGroup:
 
         Returns: the report, None if no fleet takes part; and the usage.
         """
-        if isinstance(broadcast, PersonalRound):
+        if isinstance(broadcast, SiteRound):
             return self._personalise(broadcast)
         now = self._counters.read
         if present is None:
@@ -330,7 +333,7 @@ class NodeGroup:
         """
         began = self._counters.read()
         report, usage = self.report(broadcast, present)
-        if report is None or isinstance(report, PersonalReport):
+        if report is None or isinstance(report, SiteReport):
             return report, usage
         report.require_answers(broadcast)
         self._sums = Sums.of(report, broadcast.report, self._begins)
@@ -349,14 +352,21 @@ class NodeGroup:
         """Return the personal model of each node by its number."""
         return self.personal
 
-    def _personalise(self, broadcast: PersonalRound) -> tuple[Report, Usage]:
+    def _personalise(self, broadcast: SiteRound) -> tuple[Report, Usage]:
         began = self._counters.read()
-        reports = []
+        reports: list[Report] = []
         for fleet in self._fleets:
-            models = fleet.personalise(broadcast.w)
+            sites = fleet.sites(broadcast.w)
+            if isinstance(broadcast, VoteRound):
+                votes = sites.votes()
+                reports.append(vote_report_of(broadcast, fleet.numbers, fleet.sizes, votes))
+                continue
+            assert isinstance(broadcast, PersonalRound)
+            models = sites.personal(broadcast.prior)
             numbers = fleet.numbers.tolist()
             self.personal.update(zip(numbers, models, strict=True))
-            reports.append(report_of(broadcast, fleet.numbers, fleet.sizes, models))
+            figures = [each.figures for each in models]
+            reports.append(report_of(broadcast, fleet.numbers, fleet.sizes, figures))
         used = self._counters.read() - began
         report = Report.merge(reports)
         return report, Usage(

@@ -60,6 +60,27 @@ class Descent:
     best_losses: Float64 | None
 
 
+@dataclass(frozen=True)
+class LastLayer:
+    """A linear last layer, whose scores are the outputs of a model.
+
+    Args:
+      inputs: values that enter it, [samples, features].
+      targets: y of the samples, [samples].
+      weights, biases: positions in w of its parameters, [scores, features] and [scores].
+      classes: whether the loss is the cross-entropy of class scores; otherwise it is the
+        squared error of one number.
+      class_weights: factor of the loss of each class's samples; empty for 1.
+    """
+
+    inputs: Float32
+    targets: Float32
+    weights: Int64
+    biases: Int64
+    classes: bool
+    class_weights: tuple[float, ...] = ()
+
+
 class Model(Protocol):
     """Loss function F_i(w) over shards.
 
@@ -163,6 +184,15 @@ class BaseModel(ABC):
 
         Args:
           share: share of the hidden values that are set to 0.
+        """
+        return None
+
+    def last_layer(self, w: Float32, table: Table) -> LastLayer | None:
+        """Return the last layer with its inputs, if it is linear; None otherwise.
+
+        Args:
+          w: [parameters].
+          table: the samples.
         """
         return None
 

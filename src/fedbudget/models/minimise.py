@@ -4,6 +4,8 @@ Problem i has its own shard, centre c_i and strength μ_i:
 
     w_i = argmin F_i(w) + μ_i/2 ‖w - c_i‖²
 
+A strength may also differ between parameters. Where it is infinite, w_i is c_i.
+
 L-BFGS on whole shards (Nocedal, Math. Comp. 35, 1980), from c_i, with a line search that
 only halves steps. It needs no step size. All problems advance together, so that one call of
 the model computes the gradients of all. Each problem has the same bits in any company.
@@ -43,12 +45,15 @@ def minimise(
       model: defines F_i.
       shards: samples of each problem.
       centres: c_i, [problems, parameters].
-      strengths: μ_i, [problems].
+      strengths: μ_i, [problems] or [problems, parameters].
       iterations: most iterations.
 
     Returns:
       w_i, [problems, parameters]; c_i where no step lowers the loss.
     """
+    shape = (len(shards), model.parameters)
+    each = strengths if strengths.ndim == 2 else strengths[:, None]
+    strengths = np.broadcast_to(each, shape)
     together = max(1, _MOST_NUMBERS // model.parameters)
     parts = []
     with np.errstate(over="ignore", invalid="ignore"):
@@ -76,17 +81,18 @@ class _Problems:
         Args:
           w: points, [chosen, parameters].
           chosen: indices of the problems.
-          strengths: of all problems.
+          strengths: of all problems, [problems, parameters].
         """
         whole = BatchIndices.whole(len(chosen))
         points = np.ascontiguousarray(w, np.float32)
         descent = self.model.descend(points, self.shards.only(chosen.tolist()), whole, 0.0)
         away = w - self.centres[chosen]
         away[:, self.weights :] = 0.0
-        mu = strengths[chosen]
-        gradient = descent.gradients.astype(np.float64) + mu[:, None] * away
+        fixed = np.isinf(strengths[chosen])
+        pull = np.where(fixed, 0.0, strengths[chosen]) * away
+        gradient = np.where(fixed, 0.0, descent.gradients.astype(np.float64) + pull)
         gradient[:, self.weights :] = 0.0
-        value = descent.losses + 0.5 * mu * _dots(away, away)
+        value = descent.losses + 0.5 * _dots(pull, away)
         finite = np.isfinite(value) & np.isfinite(gradient).all(axis=1)
         followed = w.copy()
         followed[:, self.weights :] = descent.w[:, self.weights :]

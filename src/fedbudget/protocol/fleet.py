@@ -53,7 +53,7 @@ from fedbudget.protocol.messages import (
     Private,
     Report,
 )
-from fedbudget.protocol.personal import Personal, personalise
+from fedbudget.protocol.personal import Sites
 from fedbudget.protocol.update import scaled_from
 
 
@@ -104,6 +104,7 @@ class Fleet:
         self._noise = noise
         self._statistics = model.statistics
         self._local: LocalRound | None = None  # the round that is being made
+        self._sites: Sites | None = None
         self._begin = defining(features, "begin")
         self._common = defining(features, "common")
         self._measure = defining(features, "measure")
@@ -151,10 +152,13 @@ class Fleet:
         self.sent = SentVectors(memory.lost)
         self.sampler.restore(memory.position)
 
-    def personalise(self, w: Float32) -> list[Personal]:
-        """Return the personal model of each node."""
+    def sites(self, w: Float32) -> Sites:
+        """Return the nodes as sites that correct w; fits are kept for the next call."""
         self._require_length(w)
-        return personalise(self.model, self.all_shards, self.shards, w, self._seed)
+        if self._sites is None or not np.array_equal(self._sites.w, w):
+            known = self.all_shards, self.shards
+            self._sites = Sites(self.model, *known, w.copy(), self._seed)
+        return self._sites
 
     def answer(self, broadcast: Broadcast) -> Report:
         """Make a whole round and return its report."""

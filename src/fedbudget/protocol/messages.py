@@ -11,6 +11,7 @@ report:
     SampleNormRound   only the norms of gradients, noisy        SampleNormReport
     SampleSumRound    sums of clipped gradients, masked         SampleSumReport
     SampleSumNormRound  only the norms of gradients, masked     SampleNormReport
+    VoteRound         candidates for personal models             VoteReport
     PersonalRound     a personal model of each node             PersonalReport
 
 A broadcast names the numbers and vectors that its report must have (`ReportLayout`). What
@@ -289,8 +290,16 @@ class SampleSumReport(Report):
         return self.numbers["decay"]
 
 
-class PersonalReport(Report):
-    """Figures of personal models (personal.py); NaN if a node keeps them to itself."""
+class SiteReport(Report):
+    """What a node knows of itself; NaN if it keeps that to itself."""
+
+
+class VoteReport(SiteReport):
+    """Losses of the candidates for personal models (personal.py), as differences to w."""
+
+
+class PersonalReport(SiteReport):
+    """Figures of personal models (site_figures.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -526,17 +535,36 @@ _SITE_NUMBERS = (
 )
 
 
+VOTES = tuple(f"vote_{number}" for number in range(10))
+"""The largest number of candidates is that of linear models."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class PersonalRound(Broadcast):
-    """The round after the last: w is the result of the run, which nodes correct.
+class SiteRound(Broadcast):
+    """A round after the last: w is the result of the run, which nodes correct."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteRound(SiteRound):
+    """Nodes fit candidates for personal models, and report their losses."""
+
+    answer = VoteReport
+    report: ReportLayout = ReportLayout(VOTES, optional=VOTES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalRound(SiteRound):
+    """Nodes choose their personal models.
 
     Args:
       figures: whether nodes report figures of their models.
+      prior: of the candidates, from all votes; empty for the default.
     """
 
     answer = PersonalReport
     report: ReportLayout = ReportLayout(_SITE_NUMBERS, optional=_SITE_NUMBERS)
     figures: bool = True
+    prior: tuple[float, ...] = ()
 
 
 ROUNDS: tuple[type[Broadcast], ...] = (
@@ -548,6 +576,7 @@ ROUNDS: tuple[type[Broadcast], ...] = (
     SampleNormRound,
     SampleSumRound,
     SampleSumNormRound,
+    VoteRound,
     PersonalRound,
 )
 """All kinds of rounds."""

@@ -1,46 +1,52 @@
 """Personal models: each node corrects the final model on its own rows.
 
 After the last round, every node receives the result w of the run. It fits candidates on its
-own rows:
+own rows, in the coordinates of site_frames.py:
 
     w itself
-    corrected:  argmin F_i(v) + λ/(2n) ‖v - w‖²       for λ in `STRENGTHS`
+    corrected:  argmin F_i(v) + λ/(2n) ‖v - w‖²       for λ in `STRENGTHS`, and infinity
     alone:      argmin F_i(v) + λ/(2n) ‖v - w(0)‖²    for λ in `STRENGTHS`
 
 with n rows and F_i the mean loss. λ is in units of the sum of losses, so a node with more
-rows moves further from w. The node measures each candidate on rows that it was not fitted
-to, in `FOLDS` folds of all its rows. A node with at least `MANY_ROWS` rows, or with a large
-model, fits once and measures on the rows that it held out of the training.
+rows moves further from w. It is `FREE` for intercepts, so that a node whose outcome is more
+frequent than elsewhere need not change the effects of features; with λ of infinity only
+intercepts change. Models without known intercepts have no such candidate.
+
+The node measures each candidate on rows that it was not fitted to, in `FOLDS` folds of all
+its rows. It fits once and measures on the rows that it held out of the training if it has
+at least `MANY_ROWS` rows, a large model or a network.
+
+**Votes.** Each node reports by how much the sum of losses of each candidate is below that
+of w. The aggregator estimates how often each candidate is the best of a node, by
+expectation maximisation: with e_ij = exp(vote j of node i), it repeats
+
+    π_j ∝ prior_j + Σ_i π_j e_ij / Σ_k π_k e_ik
+
+where `default_prior` counts as much as one node. So a node with few rows learns from the
+others how different nodes of this federation are (empirical Bayes). No node has more
+influence than 1/(nodes + 1), whatever it reports.
 
 **Choice.** The personal model is the mean of the candidates, weighted by pseudo-BMA+ (Yao
-et al., Bayesian Analysis 13, 2018): weight j is the mean of softmax(ln prior of j - sum of
-losses of j) over `DRAWS` random weightings of the rows (Bayesian bootstrap). The prior of w
-is `PRIOR`, so w keeps most of the weight until the rows of the node clearly contradict it.
-The loss of a linear model is convex in the parameters, and its mean includes the candidates
-`alone`. For other models, parameters from another start cannot be averaged: `alone` is
-chosen if it has most of the weight, and the mean is over the rest otherwise.
-
-**Intercepts.** A feature that is constant at a node says nothing about its own effect
-there. It would serve as an intercept, and its coefficient would become wrong for other
-values of the feature. So softmax and linear regression keep w's coefficients of such
-features, or 0 in `alone`, and correct the intercept. Linear regression has none, so its
-personal model has a `shift` of its outputs.
+et al., Bayesian Analysis 13, 2018): weight j is the mean of softmax(ln π_j - sum of losses
+of j) over `DRAWS` random weightings of the rows (Bayesian bootstrap). The loss of a linear
+model is convex in the parameters, and its mean includes the candidates `alone`. For other
+models, parameters from another start cannot be averaged: `alone` is chosen if it has most
+of the weight, and the mean is over the rest otherwise.
 
 A node keeps w if it has fewer than `FEWEST_ROWS` rows or rows of one class only.
 
 **Figures.** All figures of a node are on the same rows: those that it held out of the
 training, or all its rows if it held out none. Then w has been trained on them, and its
 figure is too good. The personal figure uses candidates and weights that come from the other
-rows. Errors are standard errors of the mean over rows.
+rows; only π, an estimate from all nodes, contains these.
 
-Nothing is sent but these figures, and a node may refuse to send them. A node with fewer
-than `FEWEST_ROWS` rows has no figures, because they would reveal too much of each row.
+Nothing is sent but votes and figures, and a node may refuse to send them. A node with fewer
+than `FEWEST_ROWS` rows has none, because they would reveal too much of each row.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
 
 import numpy as np
 
@@ -49,109 +55,38 @@ from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.evaluation.metrics import RowScores
 from fedbudget.models.base import Model
-from fedbudget.models.builtin import LinearRegression, Softmax
-from fedbudget.models.minimise import ITERATIONS, minimise
-from fedbudget.protocol.messages import FIGURES, PersonalReport, PersonalRound
+from fedbudget.models.minimise import minimise
+from fedbudget.protocol.messages import VOTES, PeerError, VoteReport, VoteRound
+from fedbudget.protocol.site_figures import (
+    Kept,
+    SiteFigures,
+    difference_of,
+    figure_of,
+    trivial_scores,
+)
+from fedbudget.protocol.site_frames import Frame, frame_of
 from fedbudget.randomness import Stream, generator
 
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)
+FREE = 1.0
 FOLDS = 5
 DRAWS = 200
 PRIOR = 0.8
+"""Default prior of w."""
 
 FEWEST_ROWS = 10
 MANY_ROWS = 3000
-LARGE = 200_000
-"""Parameters of a model that is fitted once, without folds."""
+LARGE = 20_000_000
+"""Rows times parameters of a node that fits once, without folds."""
 
 BLOCKS = 60
 """Most groups of rows whose losses are measured separately."""
 
+_EXPECTATIONS = 200
 _LARGEST = 1e6
-
-Kept = Literal["", "few rows", "one class"]
-"""Why a node keeps the global model; empty if it fitted candidates."""
-
-_KEPT: tuple[Kept, ...] = ("", "few rows", "one class")
-METRICS = ("loss", "accuracy", "rmse")
-
-
-@dataclass(frozen=True)
-class SiteFigure:
-    """A figure of one model at one node.
-
-    Args:
-      value: the metric.
-      error: its standard error.
-    """
-
-    value: float
-    error: float
-
-
-@dataclass(frozen=True)
-class SiteFigures:
-    """Figures of all models at one node, on the same rows.
-
-    Args:
-      metric: `accuracy`, `rmse` (in the unit of the model) or `loss`.
-      rows: rows of the node.
-      measured: rows that the figures are for.
-      held_out: whether these rows were held out of the training.
-      trivial: the most frequent class or the mean of the node; None without targets.
-      alone: the same model, trained on this node only; None if the node is too small.
-      shared: the global model; None if the node has too few rows.
-      personal: the personal model; None in the same case.
-      gain: how much better the personal model is than `alone`: positive if it is better,
-        with the error of the difference; None without `alone`.
-      correction: how much better the personal model is than the global one.
-      weights: shares of the global model, of corrections and of `alone` in the personal
-        model.
-      kept: why the node keeps the global model.
-    """
-
-    metric: str
-    rows: int
-    measured: int
-    held_out: bool
-    trivial: SiteFigure | None
-    alone: SiteFigure | None
-    shared: SiteFigure | None
-    personal: SiteFigure | None
-    gain: SiteFigure | None
-    correction: SiteFigure | None
-    weights: tuple[float, float, float]
-    kept: Kept = ""
-
-    def in_unit(self, unit: float) -> "SiteFigures":
-        """Return the figures in the unit of the target.
-
-        Args:
-          unit: standard deviation by which real targets were divided.
-        """
-        if self.metric != "rmse":
-            return self
-
-        def scaled(figure: SiteFigure | None) -> SiteFigure | None:
-            return figure and SiteFigure(unit * figure.value, unit * figure.error)
-
-        return replace(
-            self,
-            trivial=scaled(self.trivial),
-            alone=scaled(self.alone),
-            shared=scaled(self.shared),
-            personal=scaled(self.personal),
-            gain=scaled(self.gain),
-            correction=scaled(self.correction),
-        )
-
-    @property
-    def served(self) -> bool:
-        """Whether the global model is better here than a trivial prediction."""
-        if self.trivial is None or self.shared is None:
-            return True
-        better = self.shared.value - self.trivial.value
-        return better > 0 if self.metric == "accuracy" else better < 0
+_MOST_KEPT = 30_000_000
+"""Parameters of candidates that are kept between votes and choice; others are fitted
+again."""
 
 
 @dataclass(frozen=True)
@@ -169,14 +104,8 @@ class Personal:
     shift: float = 0.0
 
 
-def personalise(
-    model: Model,
-    shards: Shards,
-    trained: Shards,
-    w: Float32,
-    seed: int,
-) -> list[Personal]:
-    """Fit the personal model of each node.
+class Sites:
+    """Nodes that correct the same model, each on its own rows.
 
     Args:
       model: defines the loss.
@@ -185,33 +114,78 @@ def personalise(
       w: the global model, [parameters].
       seed: seed of the run.
     """
-    start = np.asarray(model.initial(seed), np.float32)
-    known: dict[tuple[int, int], Personal] = {}
-    result = []
-    for node in range(len(shards)):
-        key = int(shards.start[node]), int(shards.size[node])
-        if key not in known:  # identical shards have identical models
-            rows = shards.rows_of(node)
-            held_out = ~np.isin(rows, trained.rows_of(node))
-            table = shards.table
-            table = replace(table, x=table.x[rows], y=table.y[rows])
-            frame = _frame(model, table)
-            site = _Site(
-                frame.model,
-                frame.table,
-                np.arange(len(rows), dtype=np.int32),
-                held_out,
-                frame.into(w),
-                frame.into(start),
-                seed,
-            )
-            found = site.personal()
-            known[key] = replace(found, w=w)
-            if found.figures.weights[0] < 1:
-                own, shift = frame.out_of(found.w)
-                known[key] = Personal(own, found.figures, shift)
-        result.append(known[key])
-    return result
+
+    def __init__(
+        self, model: Model, shards: Shards, trained: Shards, w: Float32, seed: int
+    ) -> None:
+        self.w = w
+        self._model = model
+        self._shards = shards
+        self._trained = trained
+        self._seed = seed
+        self._start = np.asarray(model.initial(seed), np.float32)
+        self._fitted: dict[tuple[int, int], _Site] = {}
+        self._kept = 0  # parameters of fitted candidates
+
+    def votes(self) -> Float64:
+        """Return the votes of each node, [nodes, candidates]; NaN if it has none."""
+        known: dict[tuple[int, int], Float64] = {}
+        for node, key in enumerate(self._keys()):
+            if key not in known:
+                known[key] = self._site(node, key).votes()
+        votes = np.full((len(self._shards), len(VOTES)), np.nan)
+        for row, key in zip(votes, self._keys(), strict=True):
+            row[: len(known[key])] = known[key]
+        return votes
+
+    def personal(self, prior: Sequence[float] = ()) -> list[Personal]:
+        """Return the personal model of each node.
+
+        Args:
+          prior: of the candidates; empty for the default.
+        """
+        known: dict[tuple[int, int], Personal] = {}
+        for node, key in enumerate(self._keys()):
+            if key not in known:  # identical shards have identical models
+                known[key] = self._site(node, key).personal(prior)
+                self._fitted.pop(key, None)
+        return [known[key] for key in self._keys()]
+
+    def _keys(self) -> list[tuple[int, int]]:
+        starts, sizes = self._shards.start.tolist(), self._shards.size.tolist()
+        return list(zip(starts, sizes, strict=True))
+
+    def _site(self, node: int, key: tuple[int, int]) -> "_Site":
+        site = self._fitted.get(key)
+        if site is None:
+            rows = self._shards.rows_of(node)
+            held_out = ~np.isin(rows, self._trained.rows_of(node))
+            table = _rows(self._shards.table, rows)
+            site = _Site(self._model, table, held_out, self.w, self._start, self._seed)
+            self._kept += site.numbers
+            if self._kept <= _MOST_KEPT:
+                self._fitted[key] = site
+        return site
+
+
+def personalise(
+    model: Model,
+    shards: Shards,
+    trained: Shards,
+    w: Float32,
+    seed: int,
+) -> list[Personal]:
+    """Fit the personal model of each node, with the prior that all nodes vote for.
+
+    Args:
+      model: defines the loss.
+      shards: all rows of the nodes.
+      trained: the rows that nodes trained on.
+      w: the global model, [parameters].
+      seed: seed of the run.
+    """
+    sites = Sites(model, shards, trained, w, seed)
+    return sites.personal(prior_of(sites.votes()))
 
 
 def alone(model: Model, shards: Shards, seed: int) -> list[tuple[Float32, float]]:
@@ -231,89 +205,74 @@ def alone(model: Model, shards: Shards, seed: int) -> list[tuple[Float32, float]
     start = np.asarray(model.initial(seed), np.float32)
     result = []
     for node in range(len(shards)):
-        rows = shards.rows_of(node)
-        table = shards.table
-        frame = _frame(model, replace(table, x=table.x[rows], y=table.y[rows]))
-        site = _Site(
-            frame.model,
-            frame.table,
-            np.arange(len(rows), dtype=np.int32),
-            np.zeros(len(rows), bool),
-            frame.into(start),
-            frame.into(start),
-            seed,
-        )
-        result.append(frame.out_of(site.alone()))
+        table = _rows(shards.table, shards.rows_of(node))
+        trained = np.zeros(len(table), bool)
+        result.append(_Site(model, table, trained, start, start, seed).alone())
     return result
 
 
-class _Frame:
-    """The coordinates in which a node fits: here the model's own."""
+def prior_of(votes: Float64) -> tuple[float, ...]:
+    """Return the prior of the candidates that the votes of nodes make most likely.
 
-    def __init__(self, model: Model, table: Table) -> None:
-        self.model = model
-        self.table = table
+    Args:
+      votes: [nodes, candidates]; NaN of nodes without votes, and of candidates that the
+        model does not have.
 
-    def into(self, w: Float32) -> Float32:
-        """Return parameters in these coordinates."""
-        return w
-
-    def out_of(self, w: Float32) -> tuple[Float32, float]:
-        """Return the model's parameters, and the shift of its outputs."""
-        return w, 0.0
-
-
-class _VaryingFeatures(_Frame):
-    """Constant features are 0, and the intercept contains their effect."""
-
-    def __init__(self, model: Model, table: Table) -> None:
-        super().__init__(model, table)
-        constant = table.x.max(axis=0) == table.x.min(axis=0)
-        self.values = np.where(constant, table.x[0], 0).astype(np.float64)
-        x = np.where(constant, 0, table.x).astype(np.float32)
-        self.table = replace(table, x=x)
-
-
-class _SoftmaxFrame(_VaryingFeatures):
-    """Softmax regression: the bias is the intercept."""
-
-    def into(self, w: Float32) -> Float32:
-        return self._moved(w, 1.0)
-
-    def out_of(self, w: Float32) -> tuple[Float32, float]:
-        return self._moved(w, -1.0), 0.0
-
-    def _moved(self, w: Float32, sign: float) -> Float32:
-        rows = w.reshape(-1, len(self.values) + 1).astype(np.float64)
-        rows[:, -1] += sign * (rows[:, :-1] @ self.values)
-        return rows.ravel().astype(np.float32)
+    Returns: shares of the candidates, with a sum of 1; empty without votes.
+    """
+    having = np.asarray(~np.isnan(votes), bool)
+    voters = votes[having.any(axis=1)]
+    used = np.asarray(having.any(axis=0), bool)
+    if not len(voters) or not used[0]:
+        return ()
+    scores = voters[:, used]
+    scores = np.where(np.isnan(scores), 0.0, np.clip(scores, -_LARGEST, _LARGEST))
+    likelihoods = np.exp(scores - scores.max(axis=1, keepdims=True))
+    start = default_prior(int(used.sum()))
+    prior = start
+    for _ in range(_EXPECTATIONS):
+        shares = prior * likelihoods
+        shares /= shares.sum(axis=1, keepdims=True)
+        prior = (start + shares.sum(axis=0)) / (1 + len(scores))
+    return tuple(prior.tolist())
 
 
-class _LinearFrame(_VaryingFeatures):
-    """Linear regression: a last feature of 1 is the intercept."""
-
-    def __init__(self, model: Model, table: Table) -> None:
-        super().__init__(model, table)
-        one = np.ones((len(table), 1), np.float32)
-        self.table = replace(self.table, x=np.hstack([self.table.x, one]))
-        self.model = LinearRegression(len(self.values) + 1)
-
-    def into(self, w: Float32) -> Float32:
-        return np.append(w, w.astype(np.float64) @ self.values).astype(np.float32)
-
-    def out_of(self, w: Float32) -> tuple[Float32, float]:
-        own = w[:-1]
-        return own, float(w[-1]) - float(own.astype(np.float64) @ self.values)
+def default_prior(candidates: int) -> Float64:
+    """Return the prior of candidates without votes: `PRIOR` for w, equal for the rest."""
+    rest = (1 - PRIOR) / (candidates - 1)
+    return np.array([PRIOR, *[rest] * (candidates - 1)])
 
 
-def _frame(model: Model, table: Table) -> _Frame:
-    """Return the coordinates for the rows of one node."""
-    if table.store is None and table.scale == 1:
-        if isinstance(model, Softmax):
-            return _SoftmaxFrame(model, table)
-        if isinstance(model, LinearRegression):
-            return _LinearFrame(model, table)
-    return _Frame(model, table)
+def _rows(table: Table, rows: Int64 | Int32 | Flags) -> Table:
+    return replace(table, x=table.x[rows], y=table.y[rows])
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """A mean of candidates.
+
+    Args:
+      frame: its coordinates.
+      v: its parameters in these.
+      kept: share of the candidates that started from w.
+    """
+
+    frame: Frame
+    v: Float32
+    kept: float
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Candidates that were fitted to some rows.
+
+    Args:
+      corrected: w and its corrections, [candidates, parameters of the frame].
+      alone: [candidates, parameters of the other frame].
+    """
+
+    corrected: Float32
+    alone: Float32
 
 
 @dataclass(frozen=True)
@@ -321,61 +280,101 @@ class _Site:
     """One node.
 
     Args:
-      rows: row numbers, [n].
-      held_out: which of them were held out of the training, [n].
+      model: the model of the run.
+      table: the rows of the node.
+      held_out: which of them were held out of the training, [rows].
       w: the global model.
       start: w(0).
+      seed: seed of the run.
     """
 
     model: Model
     table: Table
-    rows: Int32
     held_out: Flags
     w: Float32
     start: Float32
     seed: int
 
-    def personal(self) -> Personal:
-        kept = self._kept()
-        if kept:
-            return Personal(self.w, self._kept_figures(kept))
-        plan = self._plan()
-        fits = self._fits([self.rows[~fold] for fold in plan])
-        losses, blocks = self._losses(plan, fits)
-        sizes = np.array([len(block) for block in blocks], np.float64)
-        weights = self._weights(losses, sizes)
-        final = fits[0]
-        if len(plan) == 1 or plan[0].any():
-            final = self._fits([self.rows])[0]
-        figures = self._figures(plan, fits, losses, blocks, weights)
-        return Personal(self._mean(final, weights), figures)
+    @cached_property
+    def frame(self) -> Frame:
+        """Coordinates of corrections."""
+        return frame_of(self.model, self.table, self.w)
 
-    def alone(self) -> Float32:
-        """Return the best candidate that was trained on this node only."""
-        final = self._fits([self.rows])[0]
-        if len(self.rows) < FEWEST_ROWS:
-            return np.asarray(final[1 + len(STRENGTHS)], np.float32)
-        plan = self._plan()
-        losses, blocks = self._losses(plan, self._fits([self.rows[~fold] for fold in plan]))
-        sizes = np.array([len(block) for block in blocks], np.float64)
-        return self._mean(final, self._alone(losses, sizes))
+    @cached_property
+    def averages(self) -> bool:
+        """Whether models from different starts can be averaged."""
+        return bool(getattr(self.model, "convex", False))
 
-    # Candidates.
+    @cached_property
+    def alone_frame(self) -> Frame:
+        """Coordinates of models that are trained alone."""
+        return self.frame if self.averages else Frame(self.model, self.table)
 
-    def _kept(self) -> Kept:
-        """Return why there is nothing to fit."""
-        if len(self.rows) < FEWEST_ROWS:
+    @cached_property
+    def kept(self) -> Kept:
+        """Why there is nothing to fit."""
+        if len(self.table) < FEWEST_ROWS:
             return "few rows"
-        own = self._part(np.arange(len(self.rows)))
-        scores = RowScores.of(self.model, self.w, own)
+        scores = RowScores.of(self.model, self.w, self.table)
         one = scores.metric == "accuracy" and len(np.unique(scores.targets)) < 2
         return "one class" if one else ""
 
-    def _plan(self) -> list[Flags]:
-        """Return the rows to measure on in each fold, [n] each."""
-        n = len(self.rows)
-        large = n >= MANY_ROWS or self.model.parameters > LARGE
-        if large and self.held_out.sum() >= FEWEST_ROWS:
+    @cached_property
+    def numbers(self) -> int:
+        """Parameters of all candidates."""
+        if self.kept:
+            return 0
+        sets = 1 + len(self.folds)
+        corrected = (1 + len(self.penalties)) * self.frame.model.parameters
+        own = len(STRENGTHS) * self.alone_frame.model.parameters
+        return sets * (corrected + own)
+
+    def votes(self) -> Float64:
+        """Return the sum of losses of each candidate below that of w; NaN if w is kept."""
+        if self.kept:
+            return np.array([np.nan])
+        total = self.losses @ self.sizes
+        return np.asarray(total[0] - total, np.float64)
+
+    def personal(self, prior: Sequence[float]) -> Personal:
+        """Return the personal model.
+
+        Args:
+          prior: of the candidates; empty for the default.
+        """
+        if self.kept:
+            return Personal(self.w, self._kept_figures(self.kept))
+        chances = np.array(prior) if prior else default_prior(len(self.losses))
+        if len(chances) != len(self.losses):
+            raise PeerError(
+                f"a prior of {len(chances)} candidates; the model has {len(self.losses)}"
+            )
+        weights = self._weights(self.losses, self.sizes, chances)
+        figures = self._figures(weights, chances)
+        if weights[0] == 1:
+            return Personal(self.w, figures)
+        final = self._mixture(self.final, weights)
+        own, shift = final.frame.out_of(final.v, self.w, final.kept)
+        return Personal(own, figures, shift)
+
+    def alone(self) -> tuple[Float32, float]:
+        """Return the best candidate that was trained on this node only."""
+        weights = np.zeros(1 + len(self.penalties) + len(STRENGTHS))
+        weights[-len(STRENGTHS)] = 1.0
+        if len(self.table) >= FEWEST_ROWS:
+            weights = self._alone(self.losses, self.sizes)
+        final = self._mixture(self.final, weights)
+        return final.frame.out_of(final.v, self.w, final.kept)
+
+    # Candidates.
+
+    @cached_property
+    def folds(self) -> list[Flags]:
+        """The rows to measure on in each fold, [rows] each."""
+        n = len(self.table)
+        network = not self.averages
+        large = n >= MANY_ROWS or n * self.frame.model.parameters > LARGE
+        if (large or network) and self.held_out.sum() >= FEWEST_ROWS:
             return [self.held_out]
         folds = np.zeros((FOLDS, n), bool)
         order = generator(self.seed, Stream.PERSONAL, n).permutation(n)
@@ -383,56 +382,103 @@ class _Site:
             fold[part] = True
         return list(folds)
 
-    def _fits(self, parts: Sequence[Int32]) -> Float32:
-        """Return the candidates for each set of rows, [sets, candidates, parameters]."""
-        count = len(STRENGTHS)
-        centres = np.concatenate(
-            [np.tile(self.w, (count, 1)), np.tile(self.start, (count, 1))]
-        )
-        each = np.repeat(np.arange(len(parts)), 2 * count)
-        shards = Shards.of(self.table, parts).only(each.tolist())
-        strengths = np.tile(STRENGTHS, 2 * len(parts)) / shards.size
-        fitted = minimise(
-            self.model, shards, np.tile(centres, (len(parts), 1)), strengths, ITERATIONS
-        ).reshape(len(parts), 2 * count, -1)
-        shared = np.broadcast_to(self.w, (len(parts), 1, len(self.w)))
-        return np.concatenate([shared, fitted], axis=1)
+    @cached_property
+    def penalties(self) -> Float64:
+        """λ of each correction, [corrections, parameters of the frame]."""
+        intercepts = self.frame.intercepts
+        if intercepts is None:
+            shape = (len(STRENGTHS), self.frame.model.parameters)
+            return np.broadcast_to(np.array(STRENGTHS)[:, None], shape)
+        strengths = np.array([*STRENGTHS, np.inf])[:, None]
+        return np.where(intercepts, FREE, strengths)
 
-    def _losses(self, plan: Sequence[Flags], fits: Float32) -> tuple[Float64, list[Int64]]:
-        """Return the loss of each candidate on each block, and the rows of each block."""
-        columns: list[Float64] = []
+    @cached_property
+    def fits(self) -> list[_Candidates]:
+        """Candidates without the rows of each fold."""
+        return self._fits([np.flatnonzero(~fold) for fold in self.folds])
+
+    @cached_property
+    def final(self) -> _Candidates:
+        """Candidates of all rows."""
+        everything = np.arange(len(self.table))
+        return self._fits([everything])[0]
+
+    def _fits(self, parts: Sequence[Int64]) -> list[_Candidates]:
+        """Return the candidates for each set of rows."""
+        shared = self.frame.into(self.w)
+        start = self.alone_frame.into(self.start)
+        count = len(self.penalties)
+        if self.averages:
+            penalties = np.concatenate([self.penalties, self.penalties[: len(STRENGTHS)]])
+            centres = np.concatenate(
+                [np.tile(shared, (count, 1)), np.tile(start, (len(STRENGTHS), 1))]
+            )
+            fitted = _fitted(self.frame, parts, centres, penalties)
+            corrected, own = fitted[:, :count], fitted[:, count:]
+        else:
+            corrected = _fitted(
+                self.frame, parts, np.tile(shared, (count, 1)), self.penalties
+            )
+            strengths = np.array(STRENGTHS)[:, None]
+            centres = np.tile(start, (len(STRENGTHS), 1))
+            own = _fitted(self.alone_frame, parts, centres, strengths)
+        return [
+            _Candidates(np.concatenate([shared[None], some]), each)
+            for some, each in zip(corrected, own, strict=True)
+        ]
+
+    @cached_property
+    def blocks(self) -> list[Int64]:
+        """Groups of rows of each fold, in order."""
         blocks: list[Int64] = []
-        for fold, candidates in zip(plan, fits, strict=True):
+        for fold in self.folds:
             positions = np.flatnonzero(fold)
-            count = min(len(positions), max(1, BLOCKS // len(plan)))
-            parts = np.array_split(positions, count)
-            shards = Shards.of(self.table, [self.rows[part] for part in parts])
-            whole = BatchIndices.whole(count)
-            with np.errstate(over="ignore", invalid="ignore"):
-                losses = [
-                    self.model.losses(each[None], shards, whole) for each in candidates
-                ]
-            columns.append(np.array(losses))
-            blocks += parts
+            count = min(len(positions), max(1, BLOCKS // len(self.folds)))
+            blocks += np.array_split(positions, count)
+        return blocks
+
+    @cached_property
+    def fold_of(self) -> Int64:
+        """The fold of each block."""
+        return np.array(
+            [
+                next(number for number, fold in enumerate(self.folds) if fold[block[0]])
+                for block in self.blocks
+            ]
+        )
+
+    @cached_property
+    def sizes(self) -> Float64:
+        """Rows of each block."""
+        return np.array([len(block) for block in self.blocks], np.float64)
+
+    @cached_property
+    def losses(self) -> Float64:
+        """Loss of each candidate on each block, [candidates, blocks]."""
+        columns: list[Float64] = []
+        for number, fits in enumerate(self.fits):
+            parts = [self.blocks[at] for at in np.flatnonzero(self.fold_of == number)]
+            corrected = _losses(self.frame, fits.corrected, parts)
+            own = _losses(self.alone_frame, fits.alone, parts)
+            columns.append(np.concatenate([corrected, own]))
         known = np.nan_to_num(np.concatenate(columns, axis=1), nan=_LARGEST)
-        return np.clip(known, -_LARGEST, _LARGEST), blocks
+        return np.clip(known, -_LARGEST, _LARGEST)
 
     # Weights.
 
-    def _weights(self, losses: Float64, sizes: Float64) -> Float64:
+    def _weights(self, losses: Float64, sizes: Float64, prior: Float64) -> Float64:
         """Return the weight of each candidate, [candidates]."""
-        rng = generator(self.seed, Stream.PERSONAL, len(self.rows), losses.shape[1])
+        rng = generator(self.seed, Stream.PERSONAL, len(self.table), losses.shape[1])
         counts = rng.standard_gamma(sizes, (DRAWS, len(sizes)))
         counts *= sizes.sum() / counts.sum(axis=1, keepdims=True)
-        others = len(losses) - 1
-        prior = np.array([PRIOR, *[(1 - PRIOR) / others] * others])
-        scores = np.log(prior) - counts @ losses.T
+        with np.errstate(divide="ignore"):
+            scores = np.log(prior) - counts @ losses.T
         scores -= scores.max(axis=1, keepdims=True)
         each = np.exp(scores)
         weights = (each / each.sum(axis=1, keepdims=True)).mean(axis=0)
-        if getattr(self.model, "convex", False):
+        if self.averages:
             return np.asarray(weights, np.float64)
-        own = 1 + len(STRENGTHS)
+        own = len(losses) - len(STRENGTHS)
         if weights[own:].sum() > 0.5:
             best = own + int(weights[own:].argmax())
             return np.asarray(np.arange(len(weights)) == best, np.float64)
@@ -441,31 +487,34 @@ class _Site:
 
     def _alone(self, losses: Float64, sizes: Float64) -> Float64:
         """Return the weights that choose the best candidate `alone`."""
-        own = 1 + len(STRENGTHS)
+        own = len(losses) - len(STRENGTHS)
         best = own + int((losses[own:] @ sizes).argmin())
         return np.asarray(np.arange(len(losses)) == best, np.float64)
 
-    def _mean(self, candidates: Float32, weights: Float64) -> Float32:
-        if weights[0] == 1:
-            return self.w
-        return np.asarray(weights @ candidates.astype(np.float64), np.float32)
+    def _mixture(self, candidates: _Candidates, weights: Float64) -> _Mixture:
+        """Return the mean of candidates."""
+        own = len(candidates.corrected)
+        kept = float(weights[:own].sum())
+        if self.averages:
+            every = np.concatenate([candidates.corrected, candidates.alone])
+            frame = self.frame
+            mean = weights @ every.astype(np.float64)
+        elif weights[own:].any():
+            frame = self.alone_frame
+            mean = weights[own:] @ candidates.alone.astype(np.float64)
+        else:
+            frame = self.frame
+            mean = weights[:own] @ candidates.corrected.astype(np.float64)
+        return _Mixture(frame, np.asarray(mean, np.float32), kept)
 
     # Figures.
 
-    def _figures(
-        self,
-        plan: Sequence[Flags],
-        fits: Float32,
-        losses: Float64,
-        blocks: Sequence[Int64],
-        weights: Float64,
-    ) -> SiteFigures:
+    def _figures(self, weights: Float64, prior: Float64) -> SiteFigures:
         """Measure all models, each on rows that it was not fitted to or chosen by."""
-        fold_of = np.array([_fold_of(plan, block) for block in blocks])
-        group_of = fold_of
-        if len(plan) == 1:
+        losses, sizes, blocks = self.losses, self.sizes, self.blocks
+        group_of = self.fold_of
+        if len(self.folds) == 1:
             group_of = np.arange(len(blocks)) % min(FOLDS, len(blocks))
-        sizes = np.array([len(block) for block in blocks], np.float64)
         scores: dict[str, list[Float64]] = {"shared": [], "alone": [], "personal": []}
         trivial: list[Float64] = []
         measured: list[Flags] = []
@@ -475,55 +524,57 @@ class _Site:
             positions = np.concatenate(
                 [blocks[at] for at in np.flatnonzero(~others).tolist()]
             )
-            candidates = fits[fold_of[group_of == group][0]]
+            candidates = self.fits[self.fold_of[group_of == group][0]]
             chosen = {
-                "personal": self._weights(losses[:, others], sizes[others]),
+                "personal": self._weights(losses[:, others], sizes[others], prior),
                 "alone": self._alone(losses[:, others], sizes[others]),
             }
-            part = self._part(positions)
-            rest = self._part(np.setdiff1d(np.arange(len(self.rows)), positions))
-            shared = RowScores.of(self.model, self.w, part)
+            rest = np.setdiff1d(np.arange(len(self.table)), positions)
+            shared = RowScores.of(self.model, self.w, _rows(self.table, positions))
             metric = shared.metric
             scores["shared"].append(shared.values)
             for name, mix in chosen.items():
-                mixed = RowScores.of(self.model, self._mean(candidates, mix), part)
-                scores[name].append(mixed.values)
-            trivial.append(_trivial(shared, RowScores.of(self.model, self.w, rest)))
+                mixed = self._mixture(candidates, mix)
+                part = mixed.frame.part(positions)
+                measured_here = RowScores.of(mixed.frame.model, mixed.v, part)
+                scores[name].append(measured_here.values)
+            constant = RowScores.of(self.model, self.w, _rows(self.table, rest))
+            trivial.append(trivial_scores(shared, constant))
             measured.append(self.held_out[positions])
         held_out = np.concatenate(measured)
         only_held_out = bool(held_out.sum() >= FEWEST_ROWS)
         used = held_out if only_held_out else np.ones(len(held_out), bool)
         rows = {name: np.concatenate(each)[used] for name, each in scores.items()}
-        constant = None if metric == "loss" else np.concatenate(trivial)[used]
-        own = 1 + len(STRENGTHS)
+        constants = None if metric == "loss" else np.concatenate(trivial)[used]
+        own = len(losses) - len(STRENGTHS)
         return SiteFigures(
             metric,
-            len(self.rows),
+            len(self.table),
             int(used.sum()),
             only_held_out,
-            None if constant is None else _figure(metric, constant),
-            _figure(metric, rows["alone"]),
-            _figure(metric, rows["shared"]),
-            _figure(metric, rows["personal"]),
-            _difference(metric, rows["personal"], rows["alone"]),
-            _difference(metric, rows["personal"], rows["shared"]),
+            None if constants is None else figure_of(metric, constants),
+            figure_of(metric, rows["alone"]),
+            figure_of(metric, rows["shared"]),
+            figure_of(metric, rows["personal"]),
+            difference_of(metric, rows["personal"], rows["alone"]),
+            difference_of(metric, rows["personal"], rows["shared"]),
             (float(weights[0]), float(weights[1:own].sum()), float(weights[own:].sum())),
         )
 
     def _kept_figures(self, kept: Kept) -> SiteFigures:
         """Return the figures of a node that keeps the global model."""
         held_out = bool(self.held_out.sum() >= FEWEST_ROWS)
-        used = self.held_out if held_out else np.ones(len(self.rows), bool)
-        scores = RowScores.of(self.model, self.w, self._part(np.flatnonzero(used)))
+        used = self.held_out if held_out else np.ones(len(self.table), bool)
+        scores = RowScores.of(self.model, self.w, _rows(self.table, used))
         shared = None
         trivial = None
         if kept != "few rows":
-            shared = _figure(scores.metric, scores.values)
+            shared = figure_of(scores.metric, scores.values)
             if scores.metric != "loss":
-                trivial = _figure(scores.metric, _trivial(scores, scores))
+                trivial = figure_of(scores.metric, trivial_scores(scores, scores))
         return SiteFigures(
             scores.metric,
-            len(self.rows),
+            len(self.table),
             int(used.sum()),
             held_out,
             trivial,
@@ -536,143 +587,48 @@ class _Site:
             kept,
         )
 
-    def _part(self, positions: Int64) -> Table:
-        rows = self.rows[positions]
-        return replace(self.table, x=self.table.x[rows], y=self.table.y[rows])
+
+def _fitted(
+    frame: Frame, parts: Sequence[Int64], centres: Float32, penalties: Float64
+) -> Float32:
+    """Return the optima of all sets of rows, [sets, candidates, parameters]."""
+    count = len(centres)
+    each = np.repeat(np.arange(len(parts)), count)
+    shards = Shards.of(frame.table, parts).only(each.tolist())
+    strengths = np.tile(penalties, (len(parts), 1)) / shards.size[:, None]
+    fitted = minimise(frame.model, shards, np.tile(centres, (len(parts), 1)), strengths)
+    return fitted.reshape(len(parts), count, -1)
 
 
-def _fold_of(plan: Sequence[Flags], block: Int64) -> int:
-    return next(number for number, fold in enumerate(plan) if fold[block[0]])
+def _losses(frame: Frame, candidates: Float32, parts: Sequence[Int64]) -> Float64:
+    """Return the loss of each candidate on each set of rows, [candidates, sets]."""
+    shards = Shards.of(frame.table, parts)
+    whole = BatchIndices.whole(len(parts))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.array([frame.model.losses(v[None], shards, whole) for v in candidates])
 
 
-def _trivial(scores: RowScores, others: RowScores) -> Float64:
-    """Return the scores of a constant that the other rows determine, [rows]."""
-    if scores.metric == "accuracy":
-        values, counts = np.unique(others.targets, return_counts=True)
-        return np.asarray(scores.targets == values[counts.argmax()], np.float64)
-    return np.asarray(np.square(scores.targets - others.targets.mean()), np.float64)
+# Reports.
 
 
-def _figure(metric: str, values: Float64) -> SiteFigure:
-    """Return the mean of the rows' scores; its root for squared errors."""
-    mean = float(values.mean())
-    error = _error(values)
-    if metric != "rmse":
-        return SiteFigure(mean, error)
-    root = math.sqrt(mean)
-    return SiteFigure(root, error / (2 * root) if root else 0.0)
-
-
-def _difference(metric: str, values: Float64, others: Float64) -> SiteFigure:
-    """Return how much better the first model is, from the same rows."""
-    gap = values - others
-    mean = float(gap.mean())
-    error = _error(gap)
-    if metric == "accuracy":
-        return SiteFigure(mean, error)
-    if metric == "loss":
-        return SiteFigure(-mean, error)
-    first = math.sqrt(float(values.mean()))
-    second = math.sqrt(float(others.mean()))
-    total = first + second
-    return SiteFigure(second - first, error / total if total else 0.0)
-
-
-def _error(values: Float64) -> float:
-    """Return the standard error of the mean; of one row, the value itself."""
-    if len(values) == 1:
-        return abs(float(values[0]))
-    return float(values.std(ddof=1) / math.sqrt(len(values)))
-
-
-# Messages.
-
-
-def report_of(
-    broadcast: PersonalRound, nodes: Int64, sizes: Int64, models: Sequence[Personal]
-) -> PersonalReport:
-    """Return the report of nodes; figures that they keep to themselves are NaN.
+def vote_report_of(
+    broadcast: VoteRound, nodes: Int64, sizes: Int64, votes: Float64 | None
+) -> VoteReport:
+    """Return the report of nodes; votes that they keep to themselves are NaN.
 
     Args:
       broadcast: the request.
       nodes: numbers of the nodes.
       sizes: D_i.
-      models: personal models of the nodes; none if they keep their figures.
+      votes: [nodes, candidates]; None if they keep their votes.
     """
-    count = len(nodes)
-    numbers = {name: np.full(count, math.nan) for name in broadcast.report.numbers}
-    for index, each in enumerate(models if numbers else ()):
-        for name, value in _to_numbers(each.figures).items():
-            numbers[name][index] = value
-    return PersonalReport(round=broadcast.round, nodes=nodes, sizes=sizes, numbers=numbers)
+    given = np.full((len(nodes), len(VOTES)), np.nan) if votes is None else votes
+    numbers = dict(zip(VOTES, given.T, strict=True))
+    return VoteReport(round=broadcast.round, nodes=nodes, sizes=sizes, numbers=numbers)
 
 
-def _to_numbers(figures: SiteFigures) -> dict[str, float]:
-    numbers = {
-        "metric": METRICS.index(figures.metric),
-        "rows": figures.rows,
-        "measured": figures.measured,
-        "held_out": figures.held_out,
-        "kept": _KEPT.index(figures.kept),
-        "weight_shared": figures.weights[0],
-        "weight_corrected": figures.weights[1],
-        "weight_alone": figures.weights[2],
-    }
-    for name in FIGURES:
-        figure: SiteFigure | None = getattr(figures, name)
-        if figure is not None:
-            numbers[name] = figure.value
-            numbers[f"{name}_error"] = figure.error
-    return numbers
-
-
-def figures_of(report: PersonalReport) -> dict[int, SiteFigures]:
-    """Return the figures by node number; without nodes that keep theirs.
-
-    Numbers come from other machines: figures that are impossible are left out.
-    """
-    found = {}
-    for index, node in enumerate(report.nodes.tolist()):
-        numbers = {name: float(each[index]) for name, each in report.numbers.items()}
-        figures = _from_numbers(numbers)
-        if figures is not None:
-            found[node] = figures
-    return found
-
-
-def _from_numbers(numbers: dict[str, float]) -> SiteFigures | None:
-    def figure(name: str) -> SiteFigure | None:
-        value = numbers[name]
-        return SiteFigure(value, numbers[f"{name}_error"]) if math.isfinite(value) else None
-
-    if not numbers or not math.isfinite(numbers["metric"]):
-        return None
-    shared = figure("shared")
-    personal = figure("personal")
-    metric = int(numbers["metric"])
-    kept = int(numbers["kept"]) if math.isfinite(numbers["kept"]) else 0
-    known = 0 <= metric < len(METRICS) and 0 <= kept < len(_KEPT)
-    missing = shared is None or personal is None
-    if not known or (missing and _KEPT[kept] != "few rows"):
-        return None
-    counts = numbers["rows"], numbers["measured"]
-    if not all(0 <= count < 2**53 for count in counts):
-        return None
-    return SiteFigures(
-        METRICS[metric],
-        int(counts[0]),
-        int(counts[1]),
-        bool(numbers["held_out"]),
-        figure("trivial"),
-        figure("alone"),
-        shared,
-        personal,
-        figure("gain"),
-        figure("correction"),
-        (
-            numbers["weight_shared"],
-            numbers["weight_corrected"],
-            numbers["weight_alone"],
-        ),
-        _KEPT[kept],
-    )
+def prior_of_report(report: VoteReport) -> tuple[float, ...]:
+    """Return the prior that the nodes vote for, whatever the order of their reports."""
+    order = np.argsort(report.nodes)
+    votes = np.column_stack([report.numbers[name] for name in VOTES])
+    return prior_of(votes[order])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedbudget import durable_files
 from fedbudget.engines.remote.worker import NodeResult
-from fedbudget.protocol.personal import SiteFigure, SiteFigures
+from fedbudget.protocol.site_figures import SiteFigure, SiteFigures
 from fedbudget.runs.folder import MODEL
 from fedbudget.runs.text import NAMES, format_metric
 from fedbudget.trained.model import TrainedModel

@@ -41,7 +41,7 @@ from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.features.workload import Work
-from fedbudget.protocol.messages import Broadcast, PeerError, PersonalRound
+from fedbudget.protocol.messages import Broadcast, PeerError, SiteRound
 from fedbudget.resources.resource import Usage
 
 LOG = logging.getLogger("flwr")
@@ -195,7 +195,7 @@ class GridNodes(RemoteNodes):
 
     def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
         now = time.monotonic()
-        if isinstance(broadcast, PersonalRound):
+        if isinstance(broadcast, SiteRound):
             self._stopped = False  # a target may have stopped the rounds before it
         if self.compressor.kind != "none":
             broadcast = replace(broadcast, compress=self.compressor.kind)

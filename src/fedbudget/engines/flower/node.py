@@ -29,7 +29,7 @@ from fedbudget.engines.remote.worker import NodeResult, Worker
 from fedbudget.errors import PublicReason, UserError
 from fedbudget.models.base import Model
 from fedbudget.protocol.features.feature import FleetState
-from fedbudget.protocol.messages import LocalError, LocalUpdates, PeerError, PersonalRound
+from fedbudget.protocol.messages import LocalError, LocalUpdates, PeerError, SiteRound
 
 PARTITION = "partition"
 """Entry of a hello: index of the node's part of the run's dataset."""
@@ -134,7 +134,7 @@ def _train(
         worker.warm_up(request)
         _warm.add(welcome.run)
     answer = worker.answer(request)
-    if not isinstance(request.broadcast, PersonalRound):
+    if not isinstance(request.broadcast, SiteRound):
         remember(state, welcome, worker.memories(_ROUNDS))
     vectors = worker.encode(answer.report)
     return records.to_content(

@@ -35,7 +35,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.features import compression
 from fedbudget.protocol.features.compression import BroadcastCompressor
 from fedbudget.protocol.features.workload import Work
-from fedbudget.protocol.messages import Broadcast, PeerError, PersonalRound
+from fedbudget.protocol.messages import Broadcast, PeerError, SiteRound
 from fedbudget.resources import within
 from fedbudget.resources.resource import Usage
 
@@ -190,7 +190,7 @@ class Rounds:
     def begin(self, broadcast: Broadcast, terms: RoundTerms) -> None:
         """Begin a round: ask all idle nodes."""
         now = self._thread.loop.time()
-        if isinstance(broadcast, PersonalRound):
+        if isinstance(broadcast, SiteRound):
             self._stopped = False  # a target may have stopped the rounds before it
         if self._compressor.kind != "none":
             broadcast = replace(broadcast, compress=self._compressor.kind)

@@ -23,6 +23,7 @@ from fedbudget.protocol.messages import (
     PersonalRound,
     Private,
     RoundPart,
+    SiteRound,
     TrainRound,
 )
 from fedbudget.resources import TIME
@@ -79,13 +80,22 @@ def check_request(request: RoundRequest, task: Task) -> None:
         if not (usual and 0 < broadcast.rho <= _MOST_RHO):
             raise PeerError(f"a private round with the clip {clip} and ρ {broadcast.rho}")
     catch_up = broadcast.catch_up
-    if isinstance(broadcast, PersonalRound):
+    if isinstance(broadcast, SiteRound):
         if broadcast.parts or catch_up is not None:
-            raise PeerError("a personal round with parts")
+            raise PeerError("a round of personal models with parts")
+        if isinstance(broadcast, PersonalRound):
+            _check_prior(broadcast.prior)
         return
     _check_parts(broadcast.parts, DriftPart, task)
     if catch_up is not None:
         _check_parts(catch_up.parts, DriftCatchUp, task)
+
+
+def _check_prior(prior: Sequence[float]) -> None:
+    """Check shares of candidates."""
+    positive = all(0 <= share <= 1 for share in prior)
+    if prior and not (positive and math.isclose(sum(prior), 1, abs_tol=1e-6)):
+        raise PeerError("a prior of personal models that does not add up to 1")
 
 
 def _check_parts(parts: Sequence[RoundPart], drift: type[RoundPart], task: Task) -> None:

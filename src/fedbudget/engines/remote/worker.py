@@ -34,8 +34,11 @@ from fedbudget.protocol.messages import (
     PeerError,
     PersonalRound,
     Report,
+    SiteRound,
+    VoteRound,
 )
-from fedbudget.protocol.personal import Personal, report_of
+from fedbudget.protocol.personal import Personal, vote_report_of
+from fedbudget.protocol.site_figures import report_of
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.resource import Reader, Reading, Resource, Usage
@@ -325,7 +328,7 @@ class Worker:
 
     def answer(self, request: RoundRequest) -> Answer:
         """Run a round, or complete the begun one; return the report and its costs."""
-        if isinstance(request.broadcast, PersonalRound):
+        if isinstance(request.broadcast, SiteRound):
             fleet = self._after(request.base_round).fleet
             return self._personalise(fleet, request.broadcast, self.task)
         self.busy = True
@@ -355,26 +358,36 @@ class Worker:
         self._saved.append(_SavedRound(broadcast.round, fleet, broadcast.w))
         return Answer(report, costs, tallies)
 
-    def _personalise(self, fleet: Fleet, broadcast: PersonalRound, task: Task) -> Answer:
-        """Fit the personal models of this node; none of them leaves it."""
-        if self.account is not None and broadcast.figures:
+    def _personalise(self, fleet: Fleet, broadcast: SiteRound, task: Task) -> Answer:
+        """Fit candidates or personal models of this node; none of them leaves it."""
+        votes = isinstance(broadcast, VoteRound)
+        asked = votes or (isinstance(broadcast, PersonalRound) and broadcast.figures)
+        if self.account is not None and asked:
             self.account.pay(self.run, broadcast)  # refuses: figures are not private
+        private = any(feature.kinds for feature in task.built_features)
+        kept = self.keep_figures or self.account is not None or private
         now = self._counters.read
         began = now()
         self.busy = True
+        report: Report
         try:
-            models = fleet.personalise(broadcast.w)
+            sites = fleet.sites(broadcast.w)
+            if isinstance(broadcast, VoteRound):
+                given = None if kept else sites.votes()
+                report = vote_report_of(broadcast, fleet.numbers, fleet.sizes, given)
+            else:
+                assert isinstance(broadcast, PersonalRound)
+                models = sites.personal(broadcast.prior)
+                shown = [] if kept else [each.figures for each in models]
+                report = report_of(broadcast, fleet.numbers, fleet.sizes, shown)
         finally:
             self.busy = False
-        private = any(feature.kinds for feature in task.built_features)
-        kept = self.keep_figures or self.account is not None or private
-        shown = () if kept else models
-        report = report_of(broadcast, fleet.numbers, fleet.sizes, shown)
         whole = now() - began
         costs = Usage(self._counters.readings(whole - whole, whole, 1), len(report.nodes))
-        name = task.model if isinstance(task.model, str) else None
-        samples = self.node_data.aligned(task.samples).empty()
-        self._on_result(NodeResult(fleet.model, name, samples, broadcast.w, models))
+        if isinstance(broadcast, PersonalRound):
+            name = task.model if isinstance(task.model, str) else None
+            samples = self.node_data.aligned(task.samples).empty()
+            self._on_result(NodeResult(fleet.model, name, samples, broadcast.w, models))
         return Answer(report, costs)
 
     def encode(self, report: Report) -> bytes | memoryview:

@@ -21,6 +21,7 @@ sample.
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import Any, Literal, get_args
@@ -36,7 +37,15 @@ from fedbudget.data.files import Shard, from_shards
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError, unknown
-from fedbudget.models.base import BaseModel, Descent, Rows, Target, Targets, first_alike
+from fedbudget.models.base import (
+    BaseModel,
+    Descent,
+    LastLayer,
+    Rows,
+    Target,
+    Targets,
+    first_alike,
+)
 from fedbudget.models.description import TensorDescription, describe_function
 from fedbudget.models.per_sample import GradientRows, gradients_in_turn
 from fedbudget.models.torch.batches import (
@@ -60,7 +69,7 @@ from fedbudget.models.torch.checks import (
     sign_accuracy,
 )
 from fedbudget.models.torch.faster_layers import FasterLayers
-from fedbudget.models.torch.parameters import FlatModule, create_module
+from fedbudget.models.torch.parameters import FlatModule, create_module, inputs_of
 from fedbudget.randomness import TORCH_RANDOM_LOCK
 
 Statistics = Literal["average", "local"]
@@ -401,6 +410,32 @@ class TorchModel(BaseModel):
             return None, table.y
         rows = output.reshape(samples, -1).float().cpu().numpy()
         return rows, y.reshape(-1).cpu().numpy()
+
+    def last_layer(self, w: Float32, table: Table) -> LastLayer | None:
+        own_loss = self._options["loss"] is not None
+        if own_loss or self.target not in ("auto", "classes", "real"):
+            return None
+        with self._exclusive(train=False, plain=True), torch.no_grad():
+            self._flat.write(w)
+            first = replace(table, x=table.x[:1], y=table.y[:1])
+            (one,) = self._reader.batches(first, all_in_parts(first, 1))
+            layer = self._flat.last_linear(lambda: self._output(one[0]))
+            if layer is None:
+                return None
+            batches = list(self._reader.batches(table, all_in_parts(table, _PREDICTED)))
+            inputs = inputs_of(layer, [partial(self._output, each) for each, _ in batches])
+        y = torch.cat([y for _, y in batches])
+        classes = not y.is_floating_point()
+        flat = inputs.ndim == 2 and len(inputs) == y.numel() == len(table)
+        if not flat or not (classes or layer.out_features == 1):
+            return None
+        return LastLayer(
+            inputs.float().cpu().numpy(),
+            y.reshape(-1).float().cpu().numpy(),
+            *self._flat.positions(layer),
+            classes,
+            tuple(map(float, self._options["class_weights"] or ())),
+        )
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
         metric = self._metrics.get("accuracy")

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedbudget.arrays import Float32
+from fedbudget.arrays import Float32, Int64
 from fedbudget.errors import UserError, unknown
 from fedbudget.models.description import TensorDescription, digest, require_no_arguments
 from fedbudget.models.torch.batches import call
@@ -81,6 +81,43 @@ class FlatModule:
             TensorDescription(name, tuple(state[name].shape))
             for name in (*self._names, *self._statistics)
         )
+
+    def last_linear(self, output: Callable[[], Any]) -> nn.Linear | None:
+        """Return the trained layer whose output is that of the module, if it is linear.
+
+        Args:
+          output: passes a sample through the module.
+        """
+        given: list[tuple[nn.Linear, Tensor]] = []
+        hooks = [
+            each.register_forward_hook(lambda layer, _, out: given.append((layer, out)))
+            for each in self.module.modules()
+            if type(each) is nn.Linear
+        ]
+        try:
+            result = output()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not given or not isinstance(result, Tensor):
+            return None
+        layer, last = given[-1]
+        once = sum(each is layer for each, _ in given) == 1
+        same = last.data_ptr() == result.data_ptr() and last.numel() == result.numel()
+        own = {id(self.module.get_parameter(name)) for name in self._names}
+        trained = id(layer.weight) in own and id(layer.bias) in own
+        return layer if once and same and trained else None
+
+    def positions(self, layer: nn.Linear) -> tuple[Int64, Int64]:
+        """Return the positions in w of a layer's weight and bias, in their shapes."""
+        start = 0
+        found: dict[int, Int64] = {}
+        for name in self._names:
+            each = self.module.get_parameter(name)
+            numbers = np.arange(start, start + each.numel())
+            found[id(each)] = numbers.reshape(tuple(each.shape))
+            start += each.numel()
+        return found[id(layer.weight)], found[id(layer.bias)]
 
     def frozen(self) -> str:
         """Return a digest of frozen parameters and statistics; empty if there are none."""
@@ -222,6 +259,23 @@ def create_module(make: Callable[[], nn.Module], seed: int) -> nn.Module:
             f"{type(module).__name__}"
         )
     return module
+
+
+def inputs_of(layer: nn.Linear, outputs: Sequence[Callable[[], Any]]) -> Tensor:
+    """Return what enters a layer, [samples, features].
+
+    Args:
+      layer: the layer.
+      outputs: each passes a batch through the module.
+    """
+    entered: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+    try:
+        for output in outputs:
+            output()
+    finally:
+        hook.remove()
+    return torch.cat(entered)
 
 
 def _flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
