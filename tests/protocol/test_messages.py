@@ -35,6 +35,7 @@ from fedbudget.protocol.messages import (
     TrainReport,
     TrainRound,
     UpdateReport,
+    VoteRound,
 )
 from support.hand_made import without
 from support.methods import bits
@@ -266,7 +267,8 @@ KINDS: list[tuple[type[Broadcast], dict[str, Any], type[Report], tuple[str, ...]
 class TestKinds:
     def test_all_kinds_are_listed(self) -> None:
         listed = [kind for kind, *_ in KINDS]
-        assert [*listed, PersonalRound] == list(ROUNDS)  # tests/protocol/test_personal.py
+        last = [VoteRound, PersonalRound]  # tests/protocol/test_personal.py
+        assert [*listed, *last] == list(ROUNDS)
 
     @pytest.mark.parametrize(("kind", "fields", "answer", "names", "steps"), KINDS)
     def test_answer_of_each_kind(

@@ -10,7 +10,7 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models.builtin import LinearRegression, Softmax
 from fedbudget.models.minimise import minimise
-from fedbudget.protocol.messages import VOTES, PersonalRound
+from fedbudget.protocol.messages import VOTES, PersonalRound, Report, VoteReport, VoteRound
 from fedbudget.protocol.personal import (
     FEWEST_ROWS,
     Personal,
@@ -19,6 +19,8 @@ from fedbudget.protocol.personal import (
     default_prior,
     personalise,
     prior_of,
+    prior_of_report,
+    vote_report_of,
 )
 from fedbudget.protocol.site_figures import figures_of, report_of
 from fedbudget.protocol.site_frames import frame_of
@@ -244,6 +246,21 @@ class TestReport:
         report = report_of(request, np.array([7]), np.array([100]), [found.figures])
         report.require_answers(request)
         assert figures_of(report) == {7: found.figures}
+
+    def test_kept_votes_do_not_count(self) -> None:
+        """The prior depends on the nodes that vote, and not on the order of reports."""
+        request = VoteRound(round=3, w=softmax_w((1, 0, 0, 0)))
+        votes = np.random.default_rng(2).normal(0, 2, (3, len(VOTES)))
+        sizes = np.array([10])
+        parts: list[Report] = [
+            vote_report_of(request, np.array([node]), sizes, votes[node : node + 1])
+            for node in range(3)
+        ]
+        kept = vote_report_of(request, np.array([7]), sizes, None)
+        kept.require_answers(request)
+        merged = Report.merge([parts[2], kept, parts[0], parts[1]])
+        assert isinstance(merged, VoteReport)
+        assert prior_of_report(merged) == prior_of(votes)
 
     def test_kept_figures_are_missing(self) -> None:
         request = PersonalRound(round=3, w=softmax_w((1, 0, 0, 0)))

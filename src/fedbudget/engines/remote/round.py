@@ -34,7 +34,7 @@ from fedbudget.evaluation.metrics import Tally
 from fedbudget.evaluation.points import NodeEvaluation
 from fedbudget.protocol.features.feature import NodeTimes
 from fedbudget.protocol.features.workload import Work
-from fedbudget.protocol.messages import LOSSES, Broadcast, Report
+from fedbudget.protocol.messages import LOSSES, Broadcast, Report, SiteRound
 from fedbudget.protocol.outliers import FEWEST, reference
 from fedbudget.protocol.sums import NoisySums, ReportAdder, Sums, within
 from fedbudget.resources import TIME, round_usage
@@ -284,7 +284,8 @@ class PendingRound(Generic[Key]):
             seconds, member.updates = _pace(answer, self.broadcast)
             member.step_seconds = float(seconds.mean())
             step_seconds[key] = seconds
-            if instances.get(key, self.instances[key]) == self.instances[key]:
+            same = instances.get(key, self.instances[key]) == self.instances[key]
+            if same and not isinstance(self.broadcast, SiteRound):  # these leave no memory
                 member.base_round = self.broadcast.round
         members.compare(counted)
         return step_seconds

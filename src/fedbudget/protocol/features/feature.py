@@ -39,6 +39,7 @@ from fedbudget.protocol.messages import (
     ReportLayout,
     RoundPart,
     TrainRound,
+    VoteRound,
     default_layout,
 )
 from fedbudget.protocol.sums import Sums
@@ -636,6 +637,8 @@ def expected_layout(features: tuple[Feature, ...], broadcast: Broadcast) -> Repo
       PeerError: a run with these features has no such round.
     """
     kinds = [kind for feature in features for kind in feature.kinds]
+    if isinstance(broadcast, VoteRound):
+        return default_layout(VoteRound)
     if isinstance(broadcast, PersonalRound):
         return default_layout(PersonalRound) if broadcast.figures else ReportLayout()
     if not isinstance(broadcast, tuple(kinds) or (TrainRound, FinalRound)):
