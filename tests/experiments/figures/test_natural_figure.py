@@ -1,6 +1,7 @@
 """The figure of natural federations: tuning, claims and tables from rows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ class TestRows:
 class OneKnob(Natural):
     """One rival with two step sizes."""
 
-    def rivals(self, size: GridSize) -> Sequence[Rival]:
+    def rivals(self, size: GridSize, dataset: str) -> Sequence[Rival]:
         settings = {"update": "average", "personal": False}
         return [Rival("FedAvg", settings, {"tau": (3,), "step_size": (0.1, 0.2)})]
 
@@ -151,7 +152,7 @@ def test_small_grid_has_no_large_federations() -> None:
     everything = {cell.dataset for cell in figure.sweep(settings, GridSize(1)).cells}
     assert everything - small == set(natural.LARGE)
     text = figure.made_of(settings, quick, "everything")
-    assert text.endswith("cmapss; without omniglot and shakespeare, which take hours")
+    assert text.endswith("cmapss; without omniglot and shakespeare, which take minutes")
     assert figure.made_of(settings, GridSize(1), "everything").endswith("shakespeare")
 
 
@@ -164,5 +165,7 @@ def test_command_has_the_figure() -> None:
     base = figure.settings(None)[0]
     cells = figure.runs(base, GridSize(1)).cells
     assert len(set(cells)) == len(cells) == 1 + 15 + 45 + 15
+    large = replace(base, dataset="omniglot")
+    assert len(figure.runs(large, GridSize(1)).cells) == 1 + 4 + 4 + 4
     assert {cell.personal for cell in cells[1:]} == {False}
     assert {cell.validation for cell in cells} == {None}

@@ -6,7 +6,8 @@ seed, and the cell with the lowest validation loss of that seed counts. The vali
 are those of the default, and tuning itself is free.
 
 Federations whose data are not on this machine are left out, and the description of the
-figure has the command that fetches them. The small grid leaves out those in `LARGE`.
+figure has the command that fetches them. The small grid leaves out those in `LARGE`, and
+the full grid has only the rivals' small grid for them.
 
 A federation's score is the mean over its test rows. "Worst" and "median" are over sites
 with at least `FEWEST` test rows; all numbers are means over seeds.
@@ -55,7 +56,7 @@ FEWEST = 5
 """Fewest test rows of a site for the worst and the median site."""
 
 LARGE = ("omniglot", "shakespeare")
-"""Federations whose fits at every site take hours."""
+"""Federations with tens of thousands of parameters."""
 
 NEAR = 0.005
 """Largest deficit of a score that counts as equal."""
@@ -105,8 +106,9 @@ class Natural(Figure):
         common: Any = {"budget": (_BUDGET,), "evaluations": 1, "data_dir": data_dir}
         return [Settings(dataset=name, personal=True, **common) for name in self.tasks]
 
-    def rivals(self, size: GridSize) -> Sequence[Rival]:
-        """Return the rivals with their grids."""
+    def rivals(self, size: GridSize, dataset: str) -> Sequence[Rival]:
+        """Return the rivals with their grids for a federation."""
+        size = replace(size, quick=size.quick or dataset in LARGE)
         local = {
             "tau": size.choose((1, 10, 30), (1, 10)),
             "step_size": size.choose((0.01, 0.03, 0.1, 0.3, 1.0), (0.03, 0.3)),
@@ -124,7 +126,7 @@ class Natural(Figure):
         for seed in range(size.runs):
             own = replace(base, seed=seed)
             cells.append(own)
-            for rival in self.rivals(size):
+            for rival in self.rivals(size, base.dataset):
                 cells += rival.cells(own)
         return Sweep(base, ("seed",), tuple(cells))
 
@@ -152,7 +154,7 @@ class Natural(Figure):
                     rows.append({**_EMPTY, **about, "error": failures[own].error})
                     continue
                 rows += [{**about, **row} for row in _rows(store, own)]
-                for rival in self.rivals(size):
+                for rival in self.rivals(size, base.dataset):
                     made = [each for each in rival.cells(own) if each not in failures]
                     if not made:
                         continue
@@ -173,7 +175,7 @@ class Natural(Figure):
         available = [each.dataset for each in settings]
         large = [name for name in LARGE if name in available and size.quick]
         if large:
-            text += f"; without {' and '.join(large)}, which take hours"
+            text += f"; without {' and '.join(large)}, which take minutes"
         missing = [name for name in self.tasks if name not in available]
         if missing:
             commands = ", ".join(f"`fedbudget data get {name}`" for name in missing)
