@@ -543,6 +543,11 @@ VOTES = tuple(f"vote_{number}" for number in range(10))
 class SiteRound(Broadcast):
     """A round after the last: w is the result of the run, which nodes correct."""
 
+    @property
+    def expected(self) -> ReportLayout:
+        """What its report has."""
+        return default_layout(type(self))
+
 
 @dataclass(frozen=True, kw_only=True)
 class VoteRound(SiteRound):
@@ -565,6 +570,10 @@ class PersonalRound(SiteRound):
     report: ReportLayout = ReportLayout(_SITE_NUMBERS, optional=_SITE_NUMBERS)
     figures: bool = True
     prior: tuple[float, ...] = ()
+
+    @property
+    def expected(self) -> ReportLayout:
+        return super().expected if self.figures else ReportLayout()
 
 
 ROUNDS: tuple[type[Broadcast], ...] = (

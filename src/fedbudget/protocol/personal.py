@@ -64,7 +64,7 @@ from fedbudget.protocol.site_figures import (
     figure_of,
     trivial_scores,
 )
-from fedbudget.protocol.site_frames import Frame, frame_of
+from fedbudget.protocol.site_frames import SiteFrame, frame_of
 from fedbudget.randomness import Stream, generator
 
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)
@@ -152,7 +152,8 @@ class Sites:
         return [known[key] for key in self._keys()]
 
     def _keys(self) -> list[tuple[int, int]]:
-        starts, sizes = self._shards.start.tolist(), self._shards.size.tolist()
+        starts = self._shards.start.tolist()
+        sizes = self._shards.size.tolist()
         return list(zip(starts, sizes, strict=True))
 
     def _site(self, node: int, key: tuple[int, int]) -> "_Site":
@@ -257,7 +258,7 @@ class _Mixture:
       kept: share of the candidates that started from w.
     """
 
-    frame: Frame
+    frame: SiteFrame
     v: Float32
     kept: float
 
@@ -296,7 +297,7 @@ class _Site:
     seed: int
 
     @cached_property
-    def frame(self) -> Frame:
+    def frame(self) -> SiteFrame:
         """Coordinates of corrections."""
         return frame_of(self.model, self.table, self.w)
 
@@ -306,9 +307,9 @@ class _Site:
         return bool(getattr(self.model, "convex", False))
 
     @cached_property
-    def alone_frame(self) -> Frame:
+    def alone_frame(self) -> SiteFrame:
         """Coordinates of models that are trained alone."""
-        return self.frame if self.averages else Frame(self.model, self.table)
+        return self.frame if self.averages else SiteFrame(self.model, self.table)
 
     @cached_property
     def kept(self) -> Kept:
@@ -414,7 +415,8 @@ class _Site:
                 [np.tile(shared, (count, 1)), np.tile(start, (len(STRENGTHS), 1))]
             )
             fitted = _fitted(self.frame, parts, centres, penalties)
-            corrected, own = fitted[:, :count], fitted[:, count:]
+            corrected = fitted[:, :count]
+            own = fitted[:, count:]
         else:
             corrected = _fitted(
                 self.frame, parts, np.tile(shared, (count, 1)), self.penalties
@@ -511,7 +513,9 @@ class _Site:
 
     def _figures(self, weights: Float64, prior: Float64) -> SiteFigures:
         """Measure all models, each on rows that it was not fitted to or chosen by."""
-        losses, sizes, blocks = self.losses, self.sizes, self.blocks
+        losses = self.losses
+        sizes = self.sizes
+        blocks = self.blocks
         group_of = self.fold_of
         if len(self.folds) == 1:
             group_of = np.arange(len(blocks)) % min(FOLDS, len(blocks))
@@ -589,7 +593,7 @@ class _Site:
 
 
 def _fitted(
-    frame: Frame, parts: Sequence[Int64], centres: Float32, penalties: Float64
+    frame: SiteFrame, parts: Sequence[Int64], centres: Float32, penalties: Float64
 ) -> Float32:
     """Return the optima of all sets of rows, [sets, candidates, parameters]."""
     count = len(centres)
@@ -600,7 +604,7 @@ def _fitted(
     return fitted.reshape(len(parts), count, -1)
 
 
-def _losses(frame: Frame, candidates: Float32, parts: Sequence[Int64]) -> Float64:
+def _losses(frame: SiteFrame, candidates: Float32, parts: Sequence[Int64]) -> Float64:
     """Return the loss of each candidate on each set of rows, [candidates, sets]."""
     shards = Shards.of(frame.table, parts)
     whole = BatchIndices.whole(len(parts))

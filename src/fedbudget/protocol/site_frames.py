@@ -30,7 +30,7 @@ from fedbudget.models.builtin import LinearRegression, Softmax
 
 
 @dataclass(frozen=True)
-class Frame:
+class SiteFrame:
     """The coordinates of the model itself.
 
     Args:
@@ -83,7 +83,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class LinearFrame(Frame):
+class LinearFrame(SiteFrame):
     """Coefficients of the features that vary, and intercepts.
 
     Args:
@@ -128,13 +128,13 @@ class LinearFrame(Frame):
         return weights, w[self.scores.biases].astype(np.float64)
 
 
-def frame_of(model: Model, table: Table, w: Float32) -> Frame:
+def frame_of(model: Model, table: Table, w: Float32) -> SiteFrame:
     """Return the coordinates for corrections of w on the rows of one node."""
     if isinstance(model, Softmax | LinearRegression) and table.store is None:
         return _linear(_scores_of(model), table.scaled(slice(None)), table)
     layer = model.last_layer(w, table) if isinstance(model, BaseModel) else None
     if layer is None:
-        return Frame(model, table)
+        return SiteFrame(model, table)
     return _linear(_scores_of_layer(layer), layer.inputs, replace(table, y=layer.targets))
 
 

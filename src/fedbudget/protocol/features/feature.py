@@ -35,11 +35,10 @@ from fedbudget.protocol.messages import (
     Broadcast,
     FinalRound,
     PeerError,
-    PersonalRound,
     ReportLayout,
     RoundPart,
+    SiteRound,
     TrainRound,
-    VoteRound,
     default_layout,
 )
 from fedbudget.protocol.sums import Sums
@@ -637,10 +636,8 @@ def expected_layout(features: tuple[Feature, ...], broadcast: Broadcast) -> Repo
       PeerError: a run with these features has no such round.
     """
     kinds = [kind for feature in features for kind in feature.kinds]
-    if isinstance(broadcast, VoteRound):
-        return default_layout(VoteRound)
-    if isinstance(broadcast, PersonalRound):
-        return default_layout(PersonalRound) if broadcast.figures else ReportLayout()
+    if isinstance(broadcast, SiteRound):
+        return broadcast.expected
     if not isinstance(broadcast, tuple(kinds) or (TrainRound, FinalRound)):
         raise PeerError(f"{type(broadcast).__name__} is no round of this run")
     if isinstance(broadcast, TrainRound):
