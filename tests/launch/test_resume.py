@@ -35,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mini-batches": {"batch_size": 8, "tau_max": 8, "budget": ["time=3s", "bytes=1MB"]},
     "absences": {"participation": 0.5, "tau_max": 8},
     "fewer bits": {"compress": "8-bit", "batch_size": 8, "tau_max": 8},
+    "newton": {"method": "newton"},
     "by speed": {"speeds": "lognormal:1.0", "participation": 0.8, "tau_max": 8},
     "own rule": {"update": ServerMomentum(0.5), "batch_size": 8},
     "rule by name": {

@@ -36,6 +36,8 @@ class Reason(StrEnum):
     RECOVERY = "recovery"  # the last round failed and the run returned to w^f
     PRIVACY = "privacy plan"  # the longest rounds for which time suffices
     LENGTHS = "update norms"  # first round of a private run: measures norms
+    NEWTON = "Newton step"  # no updates: derivatives over all samples
+    CANDIDATE = "ridge"  # no updates: the loss of a regularised solution
     FINAL = "final loss"  # no updates, only the loss of the last w
 
 

@@ -326,7 +326,10 @@ def explain(
     if round is None:
         summary = reasons(opened, controller)
         if output.json:
-            print(json.dumps({"reasons": [vars(each) for each in summary]}))
+            fields: dict[str, Any] = {"reasons": [vars(each) for each in summary]}
+            if solver := _solver(opened):
+                fields["solver"] = solver
+            print(json.dumps(fields))
         else:
             _print_reasons(opened, summary)
         return
@@ -375,7 +378,14 @@ def _print_reasons(run: "Run", summary: "list[ReasonSummary]") -> None:
     print_table(("chosen by", "rounds", "last", "τ"), rows, left=left, no_wrap=True)
     for each in summary:
         out.print(f"{each.reason}: round {each.last}: {each.sentence}.")
+    if solver := _solver(run):
+        out.print(f"{solver}.")
     out.print("explain one of them with --round N")
+
+
+def _solver(run: "Run") -> str:
+    """Return why the run solves or descends; empty if it is not known."""
+    return str((run.summary or {}).get("solver", ""))
 
 
 def _print_json(explanation: "Explanation") -> None:

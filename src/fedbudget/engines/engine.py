@@ -41,7 +41,7 @@ from fedbudget.protocol.features.feature import NodeTimes
 from fedbudget.protocol.features.workload import updates_of
 from fedbudget.protocol.messages import (
     Broadcast,
-    FinalRound,
+    LossRound,
     PersonalReport,
     PersonalRound,
     Private,
@@ -279,7 +279,7 @@ class RoundEngine(Engine):
             costs,
             # A wait for missing nodes is no usual cost: they are not asked again soon.
             usual=not collected.missed,
-            times=None if isinstance(broadcast, FinalRound) else times,
+            times=None if isinstance(broadcast, LossRound) else times,
             peers=collected.peers,
         )
 

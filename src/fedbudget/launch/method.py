@@ -1,9 +1,12 @@
 """Method, aggregator and meters of a run, from settings and overrides."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedbudget.arrays import Float32
 from fedbudget.budget.control import AdaptiveTau, BalancedTau, Controller, FixedTau
+from fedbudget.budget.solver import EXCHANGE, Choice, LinearProblem, choose
 from fedbudget.budget.spending import CarefulSpending, PaperSpending, PrivateSpending
 from fedbudget.budget.step_size import (
     AutoStep,
@@ -19,11 +22,13 @@ from fedbudget.launch.inputs import batch_of
 from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.launch.privacy import is_private, private_rule, run_budget
 from fedbudget.models.base import Model, with_dropout
+from fedbudget.models.curvature import directions_of, is_quadratic
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.features import dropout
 from fedbudget.protocol.features.feature import Quantize, trial_rounds
-from fedbudget.protocol.features.held_out import SHARE
+from fedbudget.protocol.features.held_out import SHARE, held_out_rows
+from fedbudget.protocol.features.newton import Newton, NewtonAggregator
 from fedbudget.protocol.features.node_privacy import PrivateAggregator
 from fedbudget.protocol.features.sample_privacy import (
     SampleAggregator,
@@ -46,6 +51,7 @@ from fedbudget.settings.compatibility import (
     ADAPTIVE,
     automatic_step,
     corrects_drift,
+    needs_descent,
     update_rule,
     validates,
 )
@@ -66,6 +72,8 @@ def build_method(
     """
     if is_private(settings):
         return _private_method(settings, overrides, settings.nodes or len(sizes or ()) or 1)
+    if settings.method == "newton":
+        return _newton_method(settings, sizes, model)
     accelerated = settings.method == "accelerated"
     frugal = settings.method in ADAPTIVE
     correct_drift = settings.drift_correction
@@ -97,6 +105,7 @@ def build_method(
         by_data=by_data,
         by_speed=settings.tau_max if by_speed else None,
         validation=validation_of(settings, model),
+        solver=solver_text(settings, model, sizes),
         extra=overrides.features,
     )
 
@@ -115,6 +124,125 @@ def validation_of(settings: Settings, model: Model | None = None) -> Validation 
         return None
     second_stage = model is not None and with_dropout(model, dropout.SHARE) is not None
     return Validation(share, settings.spend_all, second_stage)
+
+
+def _newton_method(
+    settings: Settings, sizes: Sequence[int] | None, model: Model | None
+) -> Method:
+    """Return Newton's method; without its feature if the model is not known yet."""
+    newton = None
+    if model is not None and sizes:
+        newton = newton_of(settings, model, sizes)
+    return Method(
+        FixedTau(1),
+        FixedStep(1.0),
+        spending=CarefulSpending(1),
+        validation=validation_of(settings, model),
+        newton=newton,
+        solver=solver_text(settings, model, sizes),
+    )
+
+
+def newton_of(settings: Settings, model: Model, sizes: Sequence[int]) -> Newton:
+    """Return the feature of Newton's method.
+
+    Args:
+      settings: with the batch size and the share of held-out rows.
+      model: the model.
+      sizes: number of samples of each node.
+    """
+    problem = linear_problem(settings, model, sizes)
+    if problem is None:
+        raise UserError(
+            f"`method` newton solves linear, softmax and svm, not {model.name}: use "
+            "`method` accelerated"
+        )
+    directions = directions_of(model)
+    assert directions is not None
+    return Newton(
+        directions.outputs,
+        directions.inputs,
+        directions.bias,
+        problem.quadratic,
+        problem.extra(_exchange(settings)),
+        problem.evaluation,
+    )
+
+
+def linear_problem(
+    settings: Settings, model: Model, sizes: Sequence[int]
+) -> LinearProblem | None:
+    """Return the sizes of a problem that Newton's method could solve; None for others."""
+    directions = directions_of(model)
+    if directions is None:
+        return None
+    validation = validation_of(settings, model)
+    share = 0.0 if validation is None else validation.share
+    rows = max(size - held_out_rows(size, share) for size in sizes)
+    return LinearProblem(
+        directions.outputs,
+        directions.inputs,
+        is_quadratic(model),
+        rows,
+        batch_of(settings) or rows,
+        validation is not None,
+    )
+
+
+def choose_solver(
+    settings: Settings, model: Model, sizes: Sequence[int], *, network: bool = False
+) -> Choice:
+    """Choose between descent and Newton's method, whatever the method is.
+
+    Args:
+      settings: with the batch size and the share of held-out rows.
+      model: the model.
+      sizes: number of samples of each node.
+      network: whether nodes are on other machines.
+    """
+    reason = needs_descent(settings, network=network)
+    if reason is not None:
+        return Choice(False, reason)
+    problem = linear_problem(settings, model, sizes)
+    if problem is None:
+        return Choice(False, f"{model.name} is no linear, softmax or svm model")
+    limits = settings.limits().limits
+    updates = math.inf
+    if settings.costs != "measured" and "time" in limits:
+        updates = limits["time"] / _profile(settings).step.mean
+    return choose(
+        problem,
+        exchange=_exchange(settings),
+        updates=updates,
+        rounds=math.inf if settings.rounds is None else settings.rounds,
+        counts_bytes=not {"bytes", "money"}.isdisjoint(limits),
+    )
+
+
+def solver_text(
+    settings: Settings, model: Model | None, sizes: Sequence[int] | None
+) -> str:
+    """Return why a run solves or descends, for methods accelerated and newton.
+
+    Args:
+      settings: with the batch size and the share of held-out rows.
+      model: the model, once it is known.
+      sizes: number of samples of each node, once they are known.
+    """
+    if model is None or not sizes or settings.method not in ("accelerated", "newton"):
+        return ""
+    choice = choose_solver(settings, model, sizes)
+    if settings.method == "newton":
+        return f"Newton's method: {choice.reason}"
+    return f"descent: {choice.reason}"
+
+
+def _exchange(settings: Settings) -> float:
+    """Return the cost of an exchange in local updates, if it is known."""
+    if settings.costs == "measured":
+        return EXCHANGE
+    profile = _profile(settings)
+    return profile.aggregation.mean / profile.step.mean
 
 
 def _private_method(settings: Settings, overrides: Overrides, nodes: int) -> Method:
@@ -204,6 +332,9 @@ def build_aggregator(
         )
     w, trial = start
     expected = meters.expect(trial)
+    if isinstance(method.newton, Newton) and meters.time.source == "simulated":
+        extra = method.newton.cost * expected.step
+        expected = replace(expected, aggregation=expected.aggregation + extra)
     aggregator = kind(
         w,
         method=method,
@@ -218,6 +349,8 @@ def build_aggregator(
 
 
 def _kind(method: Method) -> type[Aggregator]:
+    if method.newton is not None:
+        return NewtonAggregator
     if method.private is None:
         return Aggregator
     if isinstance(method.private.feature, SampleSums):

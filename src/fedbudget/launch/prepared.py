@@ -132,6 +132,11 @@ class PreparedRun:
         return self.aggregator is not None and self.aggregator.method.validates
 
     @property
+    def solver(self) -> str:
+        """Why the run solves or descends; empty if nothing was chosen."""
+        return "" if self.aggregator is None else self.aggregator.method.solver
+
+    @property
     def expected_rounds(self) -> float | None:
         """Number of rounds that the rest of the budget buys at the expected costs.
 

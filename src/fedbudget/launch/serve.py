@@ -61,6 +61,7 @@ from fedbudget.launch.task import (
     prepare_remote,
     remarks_on,
     warm_up,
+    with_newton_of,
 )
 from fedbudget.models.base import Model
 from fedbudget.models.compiling import COMPILING, on_compiling
@@ -288,6 +289,7 @@ def _gather(
             }
         model = model_for(settings, task.samples, own)
         require_same_model(task, own)
+        method = with_newton_of(method, task)
         attempt = resumed.engine.get("attempt", 0)
         if sums is not None and isinstance(attempt, int) and 0 <= attempt < 2**62:
             sums.resume(attempt)

@@ -43,7 +43,12 @@ from fedbudget.launch.inputs import (
     with_model,
     with_validation,
 )
-from fedbudget.launch.method import build_aggregator, validation_of
+from fedbudget.launch.method import (
+    build_aggregator,
+    build_method,
+    solver_text,
+    validation_of,
+)
 from fedbudget.launch.prepared import PreparedRun, attendance, evaluation_points
 from fedbudget.launch.privacy import is_private
 from fedbudget.models import catalogue
@@ -53,6 +58,7 @@ from fedbudget.models.per_sample import require_per_sample
 from fedbudget.protocol import sums
 from fedbudget.protocol.features.compression import BroadcastCompressor, Compression
 from fedbudget.protocol.features.feature import FeatureSettings
+from fedbudget.protocol.features.newton import Newton
 from fedbudget.protocol.features.sample_privacy import SamplePrivacy
 from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.method import Method
@@ -97,7 +103,14 @@ def agree_on_task(
     sizes = [size for each in descriptions for size in each.sizes]
     settings = with_batch_size(with_validation(settings, sizes), sizes)
     model = model_for(settings, samples, own)
-    method = replace(method, validation=validation_of(settings, model))
+    if settings.method == "newton":
+        method = build_method(settings, sizes=sizes, model=model)
+    else:
+        method = replace(
+            method,
+            validation=validation_of(settings, model),
+            solver=solver_text(settings, model, sizes),
+        )
     if any(isinstance(each, SamplePrivacy) for each in method.features):
         require_per_sample(model)
     assert settings.model is not None
@@ -124,6 +137,12 @@ def agree_on_task(
         except PeerError as error:
             raise UserError(f"a node's data do not fit: {error}") from None
     return settings, method, task, model
+
+
+def with_newton_of(method: Method, task: Task) -> Method:
+    """Return the method with the feature of Newton's method in a task, if it has one."""
+    found = [each for each in task.built_features if isinstance(each, Newton)]
+    return replace(method, newton=found[0]) if found else method
 
 
 def data_terms(settings: Settings) -> DataTerms:
@@ -208,7 +227,7 @@ def model_for(
 
 def compression_of(settings: Settings) -> Compression:
     """Return how vectors are encoded; masks and noise need all bits."""
-    if settings.secure_aggregation or is_private(settings):
+    if settings.secure_aggregation or is_private(settings) or settings.method == "newton":
         return "none"
     return settings.compress or "auto"
 

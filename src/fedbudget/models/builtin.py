@@ -68,6 +68,27 @@ class ScoreModel(KernelModel):
     def slopes(self, scores: Float64, y: Float32) -> Float64:
         """Derivative of the loss by the score, [rows]."""
 
+    @abstractmethod
+    def second_slopes(self, scores: Float64, y: Float32) -> Float64:
+        """Second derivative of the loss by the score, [rows]."""
+
+    def score_derivatives(
+        self, w: Float32, x: Float64, y: Float32
+    ) -> tuple[Float64, Float64]:
+        """Return first and second derivatives of the loss by the scores, for each row.
+
+        Args:
+          w: [parameters].
+          x: features, [rows, features].
+          y: targets, [rows].
+
+        Returns:
+          arrays [rows, scores] and [rows, scores, scores].
+        """
+        scores = x @ w.astype(np.float64)
+        seconds = self.second_slopes(scores, y)
+        return self.slopes(scores, y)[:, None], seconds[:, None, None]
+
     def sample_gradients(self, w: Float32, table: Table, rows: Rows) -> OuterGradients:
         """Gradients of single samples, without regularization."""
         x = features(table, rows)
@@ -93,6 +114,9 @@ class LinearRegression(ScoreModel):
     def slopes(self, scores: Float64, y: Float32) -> Float64:
         return np.asarray(scores - y)
 
+    def second_slopes(self, scores: Float64, y: Float32) -> Float64:
+        return np.ones_like(scores)
+
 
 @dataclass(frozen=True)
 class SquaredSvm(ScoreModel):
@@ -109,6 +133,9 @@ class SquaredSvm(ScoreModel):
 
     def slopes(self, scores: Float64, y: Float32) -> Float64:
         return np.asarray(-y * np.maximum(1 - y * scores, 0))
+
+    def second_slopes(self, scores: Float64, y: Float32) -> Float64:
+        return np.asarray(y * scores < 1, np.float64)
 
 
 @dataclass(frozen=True)
@@ -175,17 +202,46 @@ class Softmax(KernelModel):
         weights = w.reshape(self.classes, -1)
         return x @ weights[:, :-1].T + weights[:, -1]
 
+    def score_derivatives(
+        self, w: Float32, x: Float64, y: Float32
+    ) -> tuple[Float64, Float64]:
+        """Return first and second derivatives of the loss by the scores, for each row.
+
+        Args:
+          w: [parameters].
+          x: features and a 1 for the bias, [rows, features + 1].
+          y: class numbers, [rows].
+
+        Returns:
+          arrays [rows, classes] and [rows, classes, classes].
+        """
+        shares = _softmax(x @ w.astype(np.float64).reshape(self.classes, -1).T)
+        seconds = shares[:, :, None] * (np.eye(self.classes) - shares[:, None, :])
+        slopes, weights = self._slopes(shares, y)
+        return slopes, seconds if weights is None else weights[:, None, None] * seconds
+
     def sample_gradients(self, w: Float32, table: Table, rows: Rows) -> OuterGradients:
         """Gradients of single samples, without regularization."""
         x = features(table, rows)
-        scores = self.scores(w.astype(np.float64), x)
-        slopes = np.exp(scores - scores.max(axis=1, keepdims=True))
-        slopes /= slopes.sum(axis=1, keepdims=True)
-        labels = table.y[rows].astype(np.int64)
-        slopes[np.arange(len(rows)), labels] -= 1
-        if self.weights:
-            slopes *= np.array(self.weights)[labels, None]
-        return OuterGradients(slopes, x, bias=True)
+        shares = _softmax(self.scores(w.astype(np.float64), x))
+        return OuterGradients(self._slopes(shares, table.y[rows])[0], x, bias=True)
+
+    def _slopes(self, shares: Float64, y: Float32) -> tuple[Float64, Float64 | None]:
+        """Return the derivatives by the scores, and the weight of each row if there are
+        weights."""
+        labels = y.astype(np.int64)
+        slopes = shares.copy()
+        slopes[np.arange(len(labels)), labels] -= 1
+        if not self.weights:
+            return slopes, None
+        weights = np.array(self.weights)[labels]
+        return slopes * weights[:, None], weights
+
+
+def _softmax(scores: Float64) -> Float64:
+    """Return the probability of each class, [rows, classes]."""
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True)

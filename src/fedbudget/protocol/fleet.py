@@ -46,9 +46,9 @@ from fedbudget.protocol.features.feature import (
 )
 from fedbudget.protocol.messages import (
     Broadcast,
-    FinalRound,
     LocalError,
     LocalUpdates,
+    LossRound,
     PeerError,
     Private,
     Report,
@@ -212,7 +212,7 @@ class Fleet:
             local.losses = descent.losses
             local.best_losses = descent.best_losses
             local.gradients = descent.gradients
-        elif isinstance(broadcast, FinalRound):
+        elif isinstance(broadcast, LossRound):
             local.losses = self._losses_at(broadcast.w, local.indices)
             if best is not None:
                 local.best_losses = self._losses_at(best, local.indices)
@@ -233,7 +233,7 @@ class Fleet:
             "best_losses": local.best_losses,
             "w": local.w,
         }
-        final = isinstance(broadcast, FinalRound)
+        final = isinstance(broadcast, LossRound)
         for feature in self._report_finally if final else self._report:
             values |= feature.report(local)
         layout = broadcast.report

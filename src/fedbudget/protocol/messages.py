@@ -5,6 +5,8 @@ report:
 
     TrainRound        local updates                             TrainReport
     FinalRound        the loss of the last w                    LossReport
+    CurvatureRound    the loss of w and its derivatives         LossReport
+    CandidateRound    the loss of a w of earlier derivatives    LossReport
     PrivateRound      updates with bounded norms                UpdateReport
     NormRound         only the norms of updates                 NormReport
     SampleRound       updates from noisy gradients              SampleReport
@@ -434,12 +436,28 @@ class TrainRound(LocalUpdates):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinalRound(Broadcast):
-    """A round without updates, which only evaluates the loss of the last w."""
+class LossRound(Broadcast):
+    """A round without updates, which evaluates the loss of w: the base class of these."""
 
     answer = LossReport
-    tallies_each = 2
     report: ReportLayout = LOSSES
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalRound(LossRound):
+    """A round that evaluates the last w."""
+
+    tallies_each = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureRound(LossRound):
+    """A round that also asks for the derivatives of the loss (features/newton.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateRound(LossRound):
+    """A round that evaluates a w whose derivatives follow from earlier rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -579,6 +597,8 @@ class PersonalRound(SiteRound):
 ROUNDS: tuple[type[Broadcast], ...] = (
     TrainRound,
     FinalRound,
+    CurvatureRound,
+    CandidateRound,
     PrivateRound,
     NormRound,
     SampleRound,

@@ -71,6 +71,9 @@ class Method:
       private: settings of private rounds, if rounds are private.
       sums_only: whether the aggregator only receives sums over nodes; then nodes report δ̂
         of the previous interval.
+      newton: the feature of Newton's method, if the run solves the model
+        (features/newton.py).
+      solver: why the run solves or descends, as a sentence; empty if nothing was chosen.
       extra: further features, after the built-in ones.
     """
 
@@ -89,6 +92,8 @@ class Method:
     validation: Validation | None = None
     private: PrivateRule | None = None
     sums_only: bool = False
+    newton: Feature | None = None
+    solver: str = ""
     extra: tuple[Feature, ...] = ()
 
     def __post_init__(self) -> None:
@@ -117,6 +122,8 @@ class Method:
         features: list[Feature] = []
         if self.private is not None:
             features.append(self.private.feature)
+        elif self.newton is not None:
+            features.append(self.newton)
         else:
             features += self._training_features()
         if self.proximal is not None:

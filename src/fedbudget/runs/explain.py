@@ -81,6 +81,10 @@ class Explanation:
             Reason.LENGTHS: "a private run first measures the norms of updates, with "
             "noise; this round changes no parameters",
             Reason.PRIVACY: self.private,
+            Reason.NEWTON: "nodes made no updates, but reported the gradient and the "
+            "Hessian of their losses, from which the next parameters follow",
+            Reason.CANDIDATE: "the derivatives of the first round give all solutions, and "
+            "this round evaluated one with a ridge",
             Reason.FINAL: "this last round only evaluated the loss of the final parameters",
         }
         return sentences.get(self.record.reason, "the controller gave this reason itself")

@@ -34,6 +34,7 @@ class Summary(TypedDict, total=False):
     kept_round: Whole | None
     validation_loss: Number | None
     validation_start: Number | None
+    solver: str
     improved_round: Whole | None
     warnings: list[str]
     privacy_delta: Number | None

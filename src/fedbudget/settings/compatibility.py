@@ -112,12 +112,31 @@ def automatic_step(settings: Any) -> bool:
 
 def validates(settings: Any) -> bool:
     """Return whether nodes hold out rows by default."""
-    return settings.method in ADAPTIVE and settings.limits().by_noise is None
+    choose = (*ADAPTIVE, "newton")
+    return settings.method in choose and settings.limits().by_noise is None
 
 
 def corrects_drift(settings: Any) -> bool:
     """Return whether the method corrects drift by default."""
     return not any(each.holds(settings) for each in _WITHOUT_DRIFT_CORRECTION)
+
+
+def needs_descent(settings: Any, *, network: bool) -> str | None:
+    """Return why a run of the default method cannot use Newton's method, or None.
+
+    Args:
+      settings: the settings.
+      network: whether nodes are on other machines.
+    """
+    chosen = chosen_options(settings, engine="network" if network else "in-process")
+    if _private(chosen):
+        return "the run is private"
+    for conflict in _ONLY_DESCENT:
+        if conflict.applies(chosen):
+            option = conflict.options[0]
+            value = getattr(chosen, option)
+            return f"{option} is {'not given' if value is None else value}"
+    return None
 
 
 def _private(chosen: Any) -> bool:
@@ -168,6 +187,7 @@ _NOT_IN_PROCESS = _is_not("engine", "in-process")
 _FALLING = _on("step_fall", "above 0")
 _COMPRESSED = _is_not("compress", None, "none")
 _OWN_METHOD = _is_not("method", *ADAPTIVE)
+_NEWTON = _is("method", "newton")
 _AUTOMATIC_STEP = Condition(
     "step_size", "auto, the default of methods accelerated and frugal", automatic_step
 )
@@ -285,6 +305,63 @@ def _of_methods() -> Iterator[Conflict]:
         (_given("speeds"), _is("costs", "measured")),
         "`speeds` need simulated `costs`; with measured costs, the real speeds count",
     )
+
+
+def _only_descent() -> Iterator[Conflict]:
+    """Yield what does not work with Newton's method, without the condition on `method`."""
+    instead = "omit it, or use `method` accelerated"
+    unused = (
+        _given("update"),
+        _given("step_size"),
+        _given("drift_correction"),
+        _given("delta"),
+        _given("proximal"),
+        _given("phi"),
+        _given("workload"),
+        _is_not("tau", "adaptive"),
+        _FALLING,
+    )
+    for each in unused:
+        yield Conflict((each,), f"`method` newton has no `{each.option}`", instead)
+    yield Conflict(
+        (_is_not("participation", 1),),
+        "`method` newton compares losses of all nodes: `participation` must be 1",
+        instead,
+    )
+    yield Conflict(
+        (_COMPRESSED,),
+        "`method` newton needs exact parameters: `compress` must be none",
+        instead,
+    )
+    yield Conflict(
+        (_SECURE,),
+        "`method` newton does not work with `secure_aggregation`, in which nodes send only "
+        "sums of their updates",
+        instead,
+    )
+    yield Conflict(
+        (_given("attack"),), "`attack` changes updates, which `method` newton has not"
+    )
+    yield Conflict(
+        (_is_not("combine", None, "mean"),),
+        "`method` newton adds up derivatives, and no rule limits the influence of a node: "
+        "`combine` must be mean",
+        instead,
+    )
+    yield Conflict(
+        (_missing("combine"), _REMOTE),
+        "`method` newton adds up derivatives, and no rule limits the influence of a node "
+        "on another machine",
+        "set `combine` mean if you trust all nodes, or use `method` accelerated",
+    )
+
+
+_ONLY_DESCENT = tuple(_only_descent())
+
+
+def _of_newton() -> Iterator[Conflict]:
+    for each in _ONLY_DESCENT:
+        yield Conflict((_NEWTON, *each.conditions), each.reason, each.instead)
 
 
 def _of_data() -> Iterator[Conflict]:
@@ -556,6 +633,7 @@ def _of_commands() -> Iterator[Conflict]:
 CONFLICTS = (
     *_baselines(),
     *_of_methods(),
+    *_of_newton(),
     *_of_data(),
     *_of_privacy(),
     *_of_validation(),

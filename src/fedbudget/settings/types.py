@@ -6,7 +6,9 @@ from msgspec import Meta
 
 from fedbudget.settings.option import Count, Impute, NotNegative, Positive
 
-MethodName = Literal["accelerated", "frugal", "paper", "centralized", "asynchronous"]
+MethodName = Literal[
+    "accelerated", "newton", "frugal", "paper", "centralized", "asynchronous"
+]
 Delta = Literal["gradient", "parameters"]
 CostSource = Literal["simulated", "measured"]
 Compression = Literal["none", "16-bit", "8-bit", "auto"]

@@ -24,6 +24,7 @@ from fedbudget.engines.remote.task import Task, rounds_ahead
 from fedbudget.errors import PublicReason, UserError, as_user_error
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.base import Model, require_fit
+from fedbudget.protocol.features import newton  # noqa: F401 (makes its feature known)
 from fedbudget.protocol.features.feature import FleetState, trial_rounds
 from fedbudget.protocol.features.sample_privacy import SamplePrivacy
 from fedbudget.protocol.features.workload import Work

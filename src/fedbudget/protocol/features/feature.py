@@ -31,9 +31,11 @@ from fedbudget.data.shards import Shards
 from fedbudget.errors import printable
 from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.messages import (
+    LOSSES,
     ROUNDS,
     Broadcast,
     FinalRound,
+    LossRound,
     PeerError,
     ReportLayout,
     RoundPart,
@@ -344,8 +346,8 @@ class Feature:
         """Return what nodes report in the first training round, or in later ones."""
         return NOTHING
 
-    def reported_finally(self) -> Reported:
-        """Return what nodes report in the final round, which makes no updates."""
+    def reported_finally(self, kind: type[Broadcast] = FinalRound) -> Reported:
+        """Return what nodes report in rounds of a kind without updates."""
         return NOTHING
 
     # Nodes, in the order of calls.
@@ -409,7 +411,7 @@ class Feature:
     def report(self, local: LocalRound) -> Mapping[str, Float64 | Float32]:
         """Return the reported numbers and vectors, by name.
 
-        In a final round it is called if the feature defines `reported_finally`.
+        In a round without updates it is called if the feature defines `reported_finally`.
         """
         return {}
 
@@ -642,8 +644,8 @@ def expected_layout(features: tuple[Feature, ...], broadcast: Broadcast) -> Repo
         raise PeerError(f"{type(broadcast).__name__} is no round of this run")
     if isinstance(broadcast, TrainRound):
         return report_layout(features, broadcast.round == 1)
-    if isinstance(broadcast, FinalRound):
-        return final_layout(features)
+    if isinstance(broadcast, LossRound):
+        return final_layout(features, type(broadcast))
     return default_layout(type(broadcast))
 
 
@@ -690,10 +692,9 @@ def report_layout(features: tuple[Feature, ...], first: bool) -> ReportLayout:
     return ReportLayout(tuple(numbers), tuple(vectors), tuple(optional))
 
 
-@lru_cache(64)
-def final_layout(features: tuple[Feature, ...]) -> ReportLayout:
-    """Return what the report of the final round has."""
-    numbers = list(default_layout(FinalRound).numbers)
-    for feature in features:
-        numbers += feature.reported_finally().numbers
-    return ReportLayout(tuple(numbers))
+def final_layout(
+    features: tuple[Feature, ...], kind: type[Broadcast] = FinalRound
+) -> ReportLayout:
+    """Return what the report of the final round has, or of another without updates."""
+    numbers = [each for own in features for each in own.reported_finally(kind).numbers]
+    return ReportLayout((*LOSSES.numbers, *numbers))

@@ -78,7 +78,7 @@ from fedbudget.protocol.features.feature import (
     register_feature,
 )
 from fedbudget.protocol.features.held_out import SHARE, HeldOut, split
-from fedbudget.protocol.messages import RoundPart
+from fedbudget.protocol.messages import Broadcast, FinalRound, RoundPart
 from fedbudget.protocol.sums import Sums
 
 MOST_SITES = 1000
@@ -365,7 +365,7 @@ class Validation(Feature):
     def reported(self, first: bool) -> Reported:
         return _REPORTED
 
-    def reported_finally(self) -> Reported:
+    def reported_finally(self, kind: type[Broadcast] = FinalRound) -> Reported:
         return _REPORTED
 
     def hold_out(self, shards: Shards, seed: int) -> tuple[Shards, HeldOut]:
