@@ -14,7 +14,9 @@ from fedbudget.protocol.features.momentum import MomentumCatchUp, MomentumPart
 from fedbudget.protocol.messages import (
     ROUNDS,
     Broadcast,
+    CandidateRound,
     CatchUp,
+    CurvatureRound,
     FinalRound,
     LossReport,
     NormReport,
@@ -237,6 +239,8 @@ KINDS: list[tuple[type[Broadcast], dict[str, Any], type[Report], tuple[str, ...]
         7,
     ),
     (FinalRound, {}, LossReport, ("losses", "best_losses"), 1),
+    (CurvatureRound, {}, LossReport, ("losses", "best_losses"), 1),
+    (CandidateRound, {}, LossReport, ("losses", "best_losses"), 1),
     (
         PrivateRound,
         {"tau": 7, "eta": 0.1, "rho": 0.5, "clip": 2.0},

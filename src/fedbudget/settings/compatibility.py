@@ -350,8 +350,8 @@ def _only_descent() -> Iterator[Conflict]:
     )
     yield Conflict(
         (_missing("combine"), _REMOTE),
-        "`method` newton adds up derivatives, and no rule limits the influence of a node "
-        "on another machine",
+        "`method` newton adds up derivatives, and with engine {engine} no rule limits the "
+        "influence of a node",
         "set `combine` mean if you trust all nodes, or use `method` accelerated",
     )
 

@@ -256,9 +256,9 @@ class Settings:
     )
     method: MethodName = option(
         "accelerated",
-        "Method: accelerated (drift correction and adaptive momentum), newton (solves "
-        "linear, softmax and svm with few features), frugal (drift correction, τ from the "
-        "paper's bound), paper (the paper's algorithm exactly), or the baselines "
+        "Method: accelerated (drift correction and adaptive momentum), frugal (drift "
+        "correction, τ from the paper's bound), paper (the paper's algorithm exactly), "
+        "newton (solves linear, softmax and svm with few features), or the baselines "
         "centralized and asynchronous gradient descent.",
         "most used",
     )

@@ -7,7 +7,7 @@ from msgspec import Meta
 from fedbudget.settings.option import Count, Impute, NotNegative, Positive
 
 MethodName = Literal[
-    "accelerated", "newton", "frugal", "paper", "centralized", "asynchronous"
+    "accelerated", "frugal", "paper", "newton", "centralized", "asynchronous"
 ]
 Delta = Literal["gradient", "parameters"]
 CostSource = Literal["simulated", "measured"]
