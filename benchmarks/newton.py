@@ -25,6 +25,7 @@ from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.state import Round
 from fedbudget.settings.settings import Settings
+from fedbudget.settings.types import MethodName
 
 TASKS = {
     "heart-disease": "softmax",
@@ -37,10 +38,11 @@ TASKS = {
 }
 BUDGETS = (10, 20, 40, 80, 160, 320, 640)
 CLOSE = 1.001
+METHODS: tuple[MethodName, ...] = ("newton", "accelerated")
 
 
 def settings_of(
-    name: str, method: str, budget: float, seed: int, **more: object
+    name: str, method: MethodName, budget: float, seed: int, **more: object
 ) -> Settings:
     """Return the settings of a run; `accelerated` always descends."""
     options: dict[str, Any] = {"step_size": "auto"} if method == "accelerated" else {}
@@ -95,7 +97,7 @@ def history(run: SimulatedRun) -> Iterator[tuple[float, float]]:
     yield from found
 
 
-def seconds_to(name: str, method: str, seed: int) -> tuple[float, float, int]:
+def seconds_to(name: str, method: MethodName, seed: int) -> tuple[float, float, int]:
     """Return the seconds until the loss is close to the optimum, the largest loss at the
     start of a round relative to the first, and the number of rounds until then."""
     quickest = math.inf
@@ -119,7 +121,9 @@ def seconds_to(name: str, method: str, seed: int) -> tuple[float, float, int]:
     return quickest, largest, rounds
 
 
-def test_loss(name: str, method: str, seed: int, budget: float) -> tuple[float, float]:
+def test_loss(
+    name: str, method: MethodName, seed: int, budget: float
+) -> tuple[float, float]:
     """Return the loss of the result on test rows, and the seconds spent."""
     run = simulate(settings_of(name, method, budget, seed))
     outcome = run.engine.run(observe=lambda *_: None)
@@ -139,7 +143,7 @@ def main() -> None:
         print(
             f"{name}: {'newton' if choice.newton else 'descent'}, because {choice.reason}"
         )
-        for method in ("newton", "accelerated"):
+        for method in METHODS:
             found = [seconds_to(name, method, seed) for seed in range(given.seeds)]
             times, peaks, rounds = zip(*found, strict=True)
             print(
@@ -153,7 +157,7 @@ def main() -> None:
             method: np.array(
                 [test_loss(name, method, seed, 40) for seed in range(2 * given.seeds)]
             )
-            for method in ("newton", "accelerated")
+            for method in METHODS
         }
         for method, values in tested.items():
             loss, seconds = values.mean(axis=0)
