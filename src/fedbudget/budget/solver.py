@@ -132,7 +132,7 @@ def descending(exchange: float) -> float:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SolverChoice:
     """Which solver a run uses.
 
     Args:
@@ -151,7 +151,7 @@ def choose(
     updates: float = math.inf,
     rounds: float = math.inf,
     counts_bytes: bool = False,
-) -> Choice:
+) -> SolverChoice:
     """Choose the solver of a run.
 
     Args:
@@ -162,7 +162,7 @@ def choose(
       counts_bytes: whether the budget limits something that bytes cost.
     """
     if problem.numbers > MOST_NUMBERS:
-        return Choice(
+        return SolverChoice(
             False,
             f"its Hessian has {problem.numbers:,} numbers, and at most {MOST_NUMBERS:,} "
             "are sent",
@@ -174,15 +174,15 @@ def choose(
         f"{problem.batch} samples, and descent {descent:,.0f} or more"
     )
     if solving > descent:
-        return Choice(False, costs)
+        return SolverChoice(False, costs)
     if counts_bytes and problem.solving_bytes > problem.descent_bytes:
-        return Choice(
+        return SolverChoice(
             False,
             f"a node would send and receive {problem.solving_bytes:,.0f} bytes, and with "
             f"descent {problem.descent_bytes:,.0f}",
         )
     if solving > updates:
-        return Choice(False, f"{costs}; the budget buys {updates:,.0f}")
+        return SolverChoice(False, f"{costs}; the budget buys {updates:,.0f}")
     if sum(problem.rounds) > rounds:
-        return Choice(False, f"it needs {sum(problem.rounds)} rounds")
-    return Choice(True, costs)
+        return SolverChoice(False, f"it needs {sum(problem.rounds)} rounds")
+    return SolverChoice(True, costs)

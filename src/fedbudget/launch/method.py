@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fedbudget.arrays import Float32
 from fedbudget.budget.control import AdaptiveTau, BalancedTau, Controller, FixedTau
-from fedbudget.budget.solver import EXCHANGE, Choice, LinearProblem, choose
+from fedbudget.budget.solver import EXCHANGE, LinearProblem, SolverChoice, choose
 from fedbudget.budget.spending import CarefulSpending, PaperSpending, PrivateSpending
 from fedbudget.budget.step_size import (
     AutoStep,
@@ -191,7 +191,7 @@ def linear_problem(
 
 def choose_solver(
     settings: Settings, model: Model, sizes: Sequence[int], *, network: bool = False
-) -> Choice:
+) -> SolverChoice:
     """Choose between descent and Newton's method, whatever the method is.
 
     Args:
@@ -202,10 +202,10 @@ def choose_solver(
     """
     reason = needs_descent(settings, network=network)
     if reason is not None:
-        return Choice(False, reason)
+        return SolverChoice(False, reason)
     problem = linear_problem(settings, model, sizes)
     if problem is None:
-        return Choice(False, f"{model.name} is no linear, softmax or svm model")
+        return SolverChoice(False, f"{model.name} is no linear, softmax or svm model")
     limits = settings.limits().limits
     updates = math.inf
     if settings.costs != "measured" and "time" in limits:
