@@ -25,3 +25,9 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 UInt64: TypeAlias = NDArray[np.uint64]
 """Numbers that are added modulo 2^64."""
+
+
+def require_shape(values: NDArray[Any], *shape: int) -> None:
+    """Raise ValueError unless an array that was read from a file has this shape."""
+    if values.shape != shape:
+        raise ValueError(f"an array has the shape {values.shape}, not {shape}")

@@ -5,6 +5,7 @@ out of them, print no terminal escapes from them, and end without a traceback.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,14 @@ import pytest
 
 from fedbudget import UserError, load, train
 from fedbudget.experiments.evaluate import Predictions
+from fedbudget.runs import plot
+from fedbudget.runs.folder import CHECKPOINT
 from fedbudget.runs.saved_model import SavedModel
+from fedbudget.settings.types import MethodName
 from support.commands import run_command
+from support.hostile_folders import odd_tensors, read_tensors, replace_tensor
+
+SLOW = pytest.mark.slow
 
 EVIL = "\\u001b[2Jevil\\u0007"
 
@@ -125,9 +132,40 @@ def test_code_in_folder_does_not_run(
     assert load("run", model="softmax").w.tobytes() == result.w.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("first", "last"), [(0, 25), pytest.param(25, 500, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("method", ["frugal", pytest.param("accelerated", marks=SLOW)])
+def test_checkpoints_with_odd_tensors(
+    method: MethodName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tensor with other shapes and values: it is refused, or the run resumes."""
+    monkeypatch.setattr(plot, "plot_run", lambda *given, **how: b"")
+    base = tmp_path / "base"
+    train(
+        budget="time=1000s",
+        rounds=4,
+        tau="adaptive" if method == "accelerated" else 2,
+        method=method,
+        batch_size=16,
+        compress="8-bit",
+        participation=0.9,
+        costs="simulated",
+        out=base,
+    )
+    refused = 0
+    arrays, _ = read_tensors(base / CHECKPOINT)
+    for name, values in arrays.items():
+        for number, other in enumerate(odd_tensors(values)):
+            run = tmp_path / f"{name}-{number}"
+            shutil.copytree(base, run)
+            replace_tensor(run / CHECKPOINT, name, other)
+            try:
+                train(resume=run, rounds=6)
+            except UserError as error:
+                refused += "checkpoint" in str(error)
+            shutil.rmtree(run)
+    assert refused > 3 * len(arrays)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 25), pytest.param(25, 500, marks=SLOW)])
 def test_hostile_folders(first: int, last: int, tmp_path: Path) -> None:
     """Generated folders: no traceback, no hang, no code, no change outside."""
     program = [sys.executable, "-m", "support.hostile_folders"]

@@ -6,9 +6,10 @@ field is attacked without a change here.
 
     python -m support.hostile_folders ROOT FIRST LAST
 
-makes the folders FIRST to LAST - 1 under ROOT, runs commands on each and prints one line of
-JSON for each failure: a traceback, a hang, an exit code that is not documented, a control
-character in the output, code that was executed, or a change outside of the folder.
+makes the folders FIRST to LAST - 1 under ROOT. Commands, Python functions and pages of the
+dashboard read each. It prints one line of JSON for each failure: a traceback, a hang, an
+exit code that is not documented, a control character in the output, code that was executed,
+or a change outside of the folder.
 """
 
 import contextlib
@@ -22,8 +23,11 @@ import stat
 import sys
 import tomllib
 import traceback
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,12 +36,14 @@ import numpy as np
 import tomli_w
 from safetensors import safe_open
 
-from fedbudget import train
+from fedbudget import UserError, forecast, load, train
 from fedbudget.cli.main import main
+from fedbudget.dashboard.app import Dashboard
 from fedbudget.runs.checkpoint import _CHECKSUM_LENGTH, _KIND, _checksum, safetensors_parts
 
 LIMIT = 60  # seconds of a command before it counts as hanging
 CODES = {0, 1, 2}
+REFUSALS = {404, 409, 422}  # statuses of the dashboard
 DEEP = json.loads("[" * 200 + "]" * 200)
 HOSTILE: tuple[Any, ...] = (
     *(None, [], {}, "", 0, -1, True, 1e308, -1e308, 10**30, 2**63, 0.5),
@@ -64,6 +70,9 @@ TEXTS = (
 """Contents that replace a whole file."""
 
 Change = Callable[[random.Random, Path], str]
+Action = Callable[[], object]
+CHOSEN = 5  # actions on each folder, besides its removal
+REMOVE = "runs remove --yes"
 
 
 def base_run(root: Path) -> Path:
@@ -115,6 +124,8 @@ def commands(run: Path, root: Path) -> list[list[str]]:
         ["runs", str(run.parent)],
         ["runs", str(run.parent), "--json"],
         ["explain", name, "--round", "3"],
+        ["explain", name],
+        ["compare", name, str(root / "base")],
         ["forecast", name],
         ["report", name, "--out", str(root / "report.html")],
         ["predict", name, "--data", str(root / "new.npz")],
@@ -131,8 +142,49 @@ def commands(run: Path, root: Path) -> list[list[str]]:
             "--out",
             f"{name}.n",
         ],
-        ["runs", "remove", name, "--yes"],
     ]
+
+
+def actions(run: Path, root: Path) -> dict[str, Action]:
+    """All that reads a run folder: commands, Python functions and pages, by name."""
+    found: dict[str, Action] = {
+        " ".join(command).replace(f"{run.parent}/", ""): partial(main, command)
+        for command in commands(run, root)
+    }
+    x = np.zeros((2, 64), np.float32)
+    found["load"] = refused(lambda: load(run).predict(x))
+    found["load of a site"] = refused(lambda: load(run, site="0").predict(x))
+    found["forecast"] = refused(lambda: forecast(run))
+    found["train"] = refused(lambda: train(resume=run, rounds=6))
+    found["dashboard"] = partial(show_in_browser, run)
+    return found
+
+
+def refused(read: Action) -> Action:
+    """Call a Python function, which may refuse its folder, or fail to write to it."""
+
+    def call() -> None:
+        with contextlib.suppress(UserError, OSError):
+            read()
+
+    return call
+
+
+def show_in_browser(run: Path) -> None:
+    """Request the pages that show a run folder from a dashboard."""
+    page = Dashboard(run.parent, port=0)
+    name = f"api/runs/{run.name}"
+    paths = ("api/runs", name, f"{name}/rows?from=1&to=3", f"{name}/rounds/3")
+    with page.in_background():
+        for path in paths:
+            try:
+                address = f"http://127.0.0.1:{page.port}/{path}"
+                with urllib.request.urlopen(address, timeout=LIMIT) as answer:
+                    json.loads(answer.read())
+            except urllib.error.HTTPError as error:
+                error.close()
+                if error.code not in REFUSALS:
+                    raise AssertionError(f"{path}: HTTP status {error.code}") from None
 
 
 def _value(chance: random.Random, file: Path) -> str:
@@ -181,25 +233,48 @@ def _places(content: Any) -> Iterator[tuple[Any, Any]]:
 
 def _replace_in_tensors(chance: random.Random, file: Path) -> str:
     """Replace a value in the metadata, or a tensor; the checksum is right afterwards."""
-    with safe_open(file, framework="numpy") as opened:
-        metadata = dict(opened.metadata())
-        arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     if chance.random() < 0.2:
+        arrays, _ = read_tensors(file)
         name = chance.choice([*arrays])
-        odd = [np.full_like(arrays[name], np.nan if arrays[name].dtype.kind == "f" else 7)]
-        odd += [arrays[name][:0], np.zeros((3, 5), np.float32), arrays[name].reshape(1, -1)]
-        arrays[name] = np.ascontiguousarray(chance.choice(odd))
-        place = f"tensor {name}"
-    checkpoint = _KIND in metadata
-    key = _KIND if checkpoint else "fedbudget"
-    text = metadata[key][_CHECKSUM_LENGTH * checkpoint :]
-    if "place" not in locals():
-        content = json.loads(text)
-        place = _replace_one(chance, content)
-        text = json.dumps(content)
-    metadata[key] = (_checksum(arrays, text) if checkpoint else "") + text
-    file.write_bytes(b"".join(safetensors_parts(arrays, metadata)))
+        replace_tensor(file, name, chance.choice(odd_tensors(arrays[name])))
+        return f"tensor {name}"
+    arrays, metadata = read_tensors(file)
+    key = _KIND if _KIND in metadata else "fedbudget"
+    start = _CHECKSUM_LENGTH if key == _KIND else 0
+    content = json.loads(metadata[key][start:])
+    place = _replace_one(chance, content)
+    metadata[key] = metadata[key][:start] + json.dumps(content)
+    _write_tensors(file, arrays, metadata)
     return place
+
+
+def read_tensors(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the tensors of a file by name, and its metadata."""
+    with safe_open(file, framework="numpy") as opened:
+        arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        return arrays, dict(opened.metadata())
+
+
+def odd_tensors(values: Any) -> list[Any]:
+    """Tensors to put in place of one: other values, and other shapes."""
+    most = np.iinfo(values.dtype).max if values.dtype.kind in "iu" else True
+    filled = np.full_like(values, np.nan if values.dtype.kind == "f" else most)
+    other = np.zeros((3, 5), np.float32)
+    return [filled, values[:0], other, other.astype(values.dtype), values.reshape(1, -1)]
+
+
+def replace_tensor(file: Path, name: str, values: Any) -> None:
+    """Replace a tensor of a file; the checksum is right afterwards."""
+    arrays, metadata = read_tensors(file)
+    arrays[name] = np.ascontiguousarray(values)
+    _write_tensors(file, arrays, metadata)
+
+
+def _write_tensors(file: Path, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
+    if _KIND in metadata:
+        text = metadata[_KIND][_CHECKSUM_LENGTH:]
+        metadata[_KIND] = _checksum(arrays, text) + text
+    file.write_bytes(b"".join(safetensors_parts(arrays, metadata)))
 
 
 def _bytes(chance: random.Random, file: Path) -> str:
@@ -248,15 +323,15 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise _Hang
 
 
-def failure_of(arguments: list[str]) -> str | None:
-    """Run a command in this process; return what is wrong with its behaviour."""
+def failure_of(action: Action) -> str | None:
+    """Return what is wrong with the behaviour of an action."""
     out = io.StringIO()
-    code: Any = None
+    code: Any = 0
     signal.signal(signal.SIGALRM, _interrupt)
     signal.alarm(LIMIT)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            main(arguments)
+            action()
     except SystemExit as ended:
         code = ended.code
     except _Hang:
@@ -285,16 +360,16 @@ def failures(root: Path, first: int, last: int) -> Iterator[dict[str, Any]]:
         run = place / "run"
         shutil.copytree(base, run)
         attacked = attack(run, seed)
-        chosen = random.Random(seed).sample(commands(run, root)[:-1], 4)
-        for arguments in [*chosen, commands(run, root)[-1]]:
-            wrong = failure_of(arguments)
+        every = actions(run, root)
+        chosen = random.Random(seed).sample([*every], CHOSEN)
+        for name in [*chosen, REMOVE]:
+            wrong = failure_of(every.get(name, partial(main, [*REMOVE.split(), str(run)])))
             if wrong is None and (root / "executed").exists():
                 wrong = "code was executed"
             if wrong is None and own != tree(root / "outside") | tree(base):
                 wrong = "another folder was changed"
             if wrong is not None:
-                command = " ".join(arguments).replace(f"{place}/", "")
-                yield {"seed": seed, "attack": attacked, "command": command, "wrong": wrong}
+                yield {"seed": seed, "attack": attacked, "action": name, "wrong": wrong}
                 (root / "executed").unlink(missing_ok=True)
         shutil.rmtree(place)
 

@@ -34,7 +34,9 @@ from fedbudget.protocol.site_figures import SiteFigures
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.privacy import replacement_text
 from fedbudget.result import Result, SiteLoss
+from fedbudget.runs.folder import ROUNDS
 from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.stored_rounds import StoredRounds
 from fedbudget.runs.text import metrics_text, spread_text
 from fedbudget.trackers.tracker import Tracker
 from fedbudget.trained.personal import site_summary, site_table, site_title
@@ -104,7 +106,12 @@ def make_run(
         prepared = _announcing(prepared)
     with (
         run_dashboard(folder, wanted=output.dashboard),
-        watching(prepared, quiet=output.json, verbose=output.verbose) as callbacks,
+        watching(
+            prepared,
+            quiet=output.json,
+            verbose=output.verbose,
+            records=StoredRounds(folder / ROUNDS),
+        ) as callbacks,
     ):
         return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
 
@@ -263,7 +270,11 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def watching(
-    prepared: PreparedRun, *, quiet: bool, verbose: bool = False
+    prepared: PreparedRun,
+    *,
+    quiet: bool,
+    verbose: bool = False,
+    records: StoredRounds | None = None,
 ) -> Iterator[Sequence[Callback]]:
     """Yield callbacks that show the rounds of a run.
 
@@ -273,12 +284,13 @@ def watching(
       prepared: the run.
       quiet: yield no callback.
       verbose: show all columns.
+      records: keeps the records of a run with a folder.
     """
     console = Console(stderr=True)
     if quiet:
         yield ()
     elif console.is_terminal:
-        view = _LiveView(prepared, console, verbose=verbose)
+        view = _LiveView(prepared, console, verbose=verbose, records=records)
         live = Live(console=console, refresh_per_second=12)
 
         def show(record: RoundRecord) -> None:
@@ -290,7 +302,7 @@ def watching(
         finally:
             live.stop()
     else:
-        yield (_plain_log(prepared, verbose=verbose),)
+        yield (_plain_log(prepared, verbose=verbose, records=records),)
 
 
 def finish(result: Result, *, json: bool = False) -> None:
@@ -537,13 +549,20 @@ def _seconds_left(record: RoundRecord, share: float) -> str:
 class _LiveView:
     """Gauges of the budget above the latest rounds."""
 
-    def __init__(self, prepared: PreparedRun, console: Console, *, verbose: bool) -> None:
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        console: Console,
+        *,
+        verbose: bool,
+        records: StoredRounds | None = None,
+    ) -> None:
         self._console = console
         self._verbose = verbose
         self._node_statuses = prepared.engine.node_statuses
         self._budget = prepared.budget.limits
         self._validates = prepared.validates
-        self._records: list[RoundRecord] = []
+        self._records: list[RoundRecord] | StoredRounds = [] if records is None else records
         self._forecasts = LatestForecast()
         self._metrics = ""
         self._spread = ""
@@ -631,7 +650,9 @@ def nodes_table(nodes: Sequence[NodeStatus], width: int = 80) -> Table:
     return plain_table(columns, rows, left=("node", "now"), no_wrap=True)
 
 
-def _plain_log(prepared: PreparedRun, *, verbose: bool) -> Callback:
+def _plain_log(
+    prepared: PreparedRun, *, verbose: bool, records: StoredRounds | None
+) -> Callback:
     """Return a callback that prints some rounds, the first ones and the last among them.
 
     Lines are spread evenly over the budget. If that takes long, more lines show that the
@@ -639,7 +660,7 @@ def _plain_log(prepared: PreparedRun, *, verbose: bool) -> Callback:
     """
     budget = prepared.budget.limits
     columns = headings(budget, validated=prepared.validates, verbose=verbose)
-    records: list[RoundRecord] = []
+    shown: list[RoundRecord] | StoredRounds = [] if records is None else records
     next_share = 0.0
     next_wall = 0.0
     hinted = False
@@ -652,9 +673,9 @@ def _plain_log(prepared: PreparedRun, *, verbose: bool) -> Callback:
 
     def watch(record: RoundRecord) -> None:
         nonlocal next_share, next_wall, hinted
-        if not records:
+        if not shown:
             print_row(columns, " left")
-        records.append(record)
+        shown.append(record)
         share = _spent_share(record, budget)
         due = share >= next_share or record.wall >= next_wall
         if record.round <= 3 or due or record.tau <= 0:
@@ -662,7 +683,7 @@ def _plain_log(prepared: PreparedRun, *, verbose: bool) -> Callback:
             next_wall = record.wall + max(_LOG_SECONDS, _LOG_PAUSE * record.wall)
             left = _seconds_left(record, share)
             print_row(cells(record, budget, columns), f" {left}" if left else "")
-            if not hinted and (hint := _convergence_hint(records)):
+            if not hinted and (hint := _convergence_hint(shown)):
                 print(hint, file=sys.stderr, flush=True)
                 hinted = True
 

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.arrays import Int64
+from fedbudget.arrays import Int64, require_shape
 from fedbudget.errors import UserError
 from fedbudget.randomness import Stream, generator
 
@@ -161,12 +161,21 @@ class Sampler:
         return SamplerState(states, left, self._last, self._last_used)
 
     def restore(self, position: SamplerState) -> None:
-        """Continue from the state of a sampler for shards of the same sizes."""
+        """Continue from the state of a sampler for shards of the same sizes.
+
+        Raises:
+          ValueError: positions are not those of such a sampler, as in a damaged file.
+        """
+        last = position.last
+        if last is not None:
+            require_shape(last, len(self._streams), self.batch or 0)
+            for stream, row in zip(self._streams, last, strict=True):
+                stream.require_inside(row)
         for stream, state, left in zip(
             self._streams, position.generators, position.left, strict=True
         ):
             stream.restore(state, left)
-        self._last = position.last
+        self._last = last
         self._last_used = position.last_used
 
 
@@ -207,7 +216,14 @@ class _Stream:
     def state(self) -> Mapping[str, Any]:
         return self._rng.bit_generator.state
 
+    def require_inside(self, positions: Positions) -> None:
+        """Raise ValueError for positions outside of the shard."""
+        if positions.size and not 0 <= positions.min() <= positions.max() < self._size:
+            raise ValueError(f"mini-batches have samples beyond {self._size}")
+
     def restore(self, state: Mapping[str, Any], left: Positions) -> None:
+        require_shape(left, len(left), self.left.shape[1])
+        self.require_inside(left)
         self._rng = generator(0, Stream.MINI_BATCHES)
         self._shared = False
         self._rng.bit_generator.state = dict(state)

@@ -40,10 +40,11 @@ from fedbudget.resources.privacy import PrivacyGuarantee, epsilon_of
 from fedbudget.result import Result, SiteLoss
 from fedbudget.runs import nodes
 from fedbudget.runs.checkpoint import CheckpointWriter
-from fedbudget.runs.folder import PLOT, Run, RunWriter
+from fedbudget.runs.folder import PLOT, ROUNDS, Run, RunWriter
 from fedbudget.runs.nodes import NodeStatusWriter
 from fedbudget.runs.overview import RUNS
 from fedbudget.runs.record import RoundRecord, average_tau
+from fedbudget.runs.stored_rounds import StoredRounds
 from fedbudget.runs.text import model_title
 from fedbudget.settings.settings import Settings
 from fedbudget.trackers.tracker import RunInfo, Tracker, tracking
@@ -85,6 +86,8 @@ def execute(
             if resumed:
                 earlier = Run.open(writer.path).rounds
                 evaluator.resume(earlier, writer.path)
+            if engine.checkpoint_interval == 0:  # such a run may have any number of rounds
+                earlier = StoredRounds(writer.path / ROUNDS, len(earlier))
         name = ledger_name(out)
         pay = with_ledger(ledger, pay, name)
         if prepared.sums is not None:
@@ -189,7 +192,9 @@ class _Recorder:
         callbacks: Sequence[Callback],
         earlier: Sequence[RoundRecord],
     ) -> None:
-        self.records = list(earlier)
+        self.records: list[RoundRecord] | StoredRounds = (
+            earlier if isinstance(earlier, StoredRounds) else list(earlier)
+        )
         self.stopped_by: str | None = None
         self._prepared = prepared
         self._evaluator = evaluator

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -302,8 +302,9 @@ def _gather(
     if resumed is not None:
         with recalling("the meters"):
             meters.restore(resumed.engine["meters"])
-            for name, value in resumed.engine["counters"].items():
-                setattr(server.counters, name, int(value))
+            for each in fields(server.counters):
+                value = int(resumed.engine["counters"][each.name])
+                setattr(server.counters, each.name, value)
     trusted = (
         settings.combine is not None
         or overrides.combine is not None

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.arrays import Float32, Float64
+from fedbudget.arrays import Float32, Float64, require_shape
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
@@ -140,12 +140,20 @@ class Fleet:
         """Resume from the memory of a fleet of the same nodes."""
         nodes = len(self.shards)
         parameters = self.model.parameters
-        rows = [each for each in (memory.w, memory.losses) if each is not None]
-        if memory.best.shape != (parameters,) or any(len(each) != nodes for each in rows):
-            raise LocalError(
-                f"the memory is of other nodes, or has {memory.best.size} parameters; the "
-                f"fleet has {nodes} nodes and {parameters} parameters"
-            )
+        try:
+            for vector in (memory.best, memory.start, memory.broadcast.w):
+                if vector is not None:
+                    require_shape(vector, parameters)
+            for rows in (memory.w, memory.lost):
+                if rows is not None:
+                    require_shape(rows, nodes, parameters)
+            for numbers in (memory.losses, memory.best_known):
+                if numbers is not None:
+                    require_shape(numbers, nodes)
+            for name, each in memory.memories.items():
+                each.require_shapes(nodes, parameters, self.held_out.get(name))
+        except ValueError as error:
+            raise LocalError(f"the memory is of other nodes: {error}") from None
         if memory.position is None:
             raise LocalError("the memory has no position of the mini-batch sampler")
         self.state = memory

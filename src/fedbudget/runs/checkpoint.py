@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fedbudget import durable_files
+from fedbudget.arrays import require_shape
 from fedbudget.codec import Codec, file_codec
 from fedbudget.durable_files import SpareSpace, with_retries
 from fedbudget.engines.baselines import BaselineState
@@ -48,6 +49,7 @@ from fedbudget.protocol.features.feature import wire_types
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.stages import with_finite_w
 from fedbudget.protocol.state import AggregatorState, Phase, state_type
+from fedbudget.protocol.update import UPDATE_RULES, KMeansSplit
 from fedbudget.runs.folder import CHECKPOINT, SPARE
 from fedbudget.runs.record import RoundRecord
 
@@ -144,6 +146,7 @@ class Checkpoint:
             state.require_possible()
             if method is not None:
                 _require_feature_states(state)
+                _require_update_state(state, method)
             rest = [plain["records"], plain[_ENGINE], plain["conditions"]]
             records, engine, conditions = file_codec(_REST).restore(rest, [])
             _check_records(state, records)
@@ -426,6 +429,19 @@ def _require_feature_states(state: AggregatorState[Any, Any]) -> None:
         first = feature.first(state.w)
         if first is not None and type(state.states.get(feature.name)) is not type(first):
             raise ValueError(f"the state of {settings.kind} is missing")
+
+
+def _require_update_state(state: AggregatorState[Any, Any], method: Method) -> None:
+    """Raise ValueError unless the state of an update rule has the shapes of a new one.
+
+    A rule of your own may change the shapes of its state.
+    """
+    new = method.update.first(state.w)
+    if new is None or type(method.update) not in (*UPDATE_RULES.values(), KMeansSplit):
+        return
+    for name, first in vars(new).items():
+        if isinstance(first, np.ndarray):
+            require_shape(getattr(state.update, name), *first.shape)
 
 
 def _check_records(state: _State, records: tuple[str, ...]) -> None:

@@ -69,7 +69,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.arrays import Float32, Float64, Int64, require_shape
 from fedbudget.frozen import updated
 from fedbudget.models.base import Model
 from fedbudget.protocol.features.feature import (
@@ -357,6 +357,13 @@ class Correction(NodeMemory):
     plain: Float64
     corrected: Float64
     learned: bool = False
+
+    def require_shapes(self, nodes: int, parameters: int, held_out: Any) -> None:
+        require_shape(self.mean, parameters)
+        require_shape(self.own, nodes, parameters)
+        require_shape(self.shift, nodes, parameters)
+        require_shape(self.plain, nodes)
+        require_shape(self.corrected, nodes)
 
     @classmethod
     def first(cls, nodes: int, mean: Float32) -> "Correction":

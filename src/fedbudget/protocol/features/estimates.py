@@ -46,7 +46,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbudget.arrays import Float32, Float64
+from fedbudget.arrays import Float32, Float64, require_shape
 from fedbudget.budget.control import Estimates
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards
@@ -116,6 +116,9 @@ class SteepestChange(NodeMemory):
     """Change of ∇F_i along its steepest known direction, [nodes, parameters]."""
 
     change: Float32
+
+    def require_shapes(self, nodes: int, parameters: int, held_out: Any) -> None:
+        require_shape(self.change, nodes, parameters)
 
 
 @dataclass

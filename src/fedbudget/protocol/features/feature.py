@@ -46,9 +46,8 @@ from fedbudget.protocol.messages import (
 from fedbudget.protocol.sums import Sums
 
 Quantize = Callable[[Float32, Float32], Float32]
-"""Return a vector as nodes receive it, from the vector and a reference that they hold. The
-reference of a new w is the w of the previous broadcast; the reference of the combined w_i
-is w."""
+"""Return a vector as nodes receive it, from the vector and a reference that they hold: the
+w of the previous broadcast for a new w, and w for the combined w_i."""
 
 _NO_BATCHES = BatchIndices.whole(0)
 
@@ -70,6 +69,9 @@ class FeatureState:
 
 class NodeMemory:
     """State of a feature at the nodes of a fleet; a subclass is a frozen dataclass."""
+
+    def require_shapes(self, nodes: int, parameters: int, held_out: Any) -> None:
+        """Raise ValueError for arrays of wrong shapes; a file may be damaged."""
 
 
 class NodeTimes(NamedTuple):
@@ -104,9 +106,8 @@ class NodeNoise(Protocol):
           node: number of the node.
           update: index of the update in the round.
           inputs: digest of everything except samples that determines the update. Equal
-            inputs receive equal noise, so that a repeated answer reveals nothing new.
-            Different inputs receive different noise; otherwise differences would reveal
-            samples.
+            inputs receive equal noise, so that a repeated answer reveals nothing new, and
+            others different noise, because differences would reveal samples.
           size: how many numbers.
         """
 

@@ -14,11 +14,11 @@ up the budget is followed by no momentum: the run ends at the mean.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbudget.arrays import Float32
+from fedbudget.arrays import Float32, require_shape
 from fedbudget.models.base import Model
 from fedbudget.protocol.features.feature import (
     Feature,
@@ -76,6 +76,9 @@ class MomentumMemory(NodeMemory):
     """The w before w(t₀), from which `start` follows, [parameters]."""
 
     before: Float32
+
+    def require_shapes(self, nodes: int, parameters: int, held_out: Any) -> None:
+        require_shape(self.before, parameters)
 
 
 @register_feature

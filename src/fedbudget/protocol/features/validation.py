@@ -63,7 +63,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.arrays import Float32, Float64, Int64, require_shape
 from fedbudget.data.shards import Shards
 from fedbudget.frozen import updated
 from fedbudget.protocol.features.feature import (
@@ -260,6 +260,14 @@ class ValidationMemory(NodeMemory):
     last: tuple[Evaluated, ...]
     best: Evaluated
     reference: Evaluated
+
+    def require_shapes(self, nodes: int, parameters: int, held_out: HeldOut) -> None:
+        require_shape(self.mean.w, parameters)
+        for each in (*self.last, self.best, self.reference):
+            require_shape(each.losses, len(held_out.blocks))
+            require_shape(each.digest, 4)
+            if not np.isfinite(each.losses).all():
+                raise ValueError("a validation loss is not finite")
 
     def find(self, candidate: Candidate) -> Evaluated | None:
         """Return a candidate with its losses, if they are known."""
