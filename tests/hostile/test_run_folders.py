@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save
 
 from fedbudget import UserError, load, train
 from fedbudget.experiments.evaluate import Predictions
 from fedbudget.runs import plot
-from fedbudget.runs.folder import CHECKPOINT
+from fedbudget.runs.folder import CHECKPOINT, MODEL
 from fedbudget.runs.saved_model import SavedModel
 from fedbudget.settings.types import MethodName
 from support.commands import run_command
@@ -90,7 +91,7 @@ def test_cells_start_no_formula(text: str, cell: str) -> None:
     assert table == f"prediction,{cell}\n{cell},1\n"
 
 
-MODEL = """
+CODE = """
 from pathlib import Path
 Path(__file__).with_name("executed").write_text("")
 from torch import nn
@@ -104,7 +105,7 @@ def test_code_in_folder_does_not_run(
     """A folder names a Python file as its model; only `--model` runs one."""
     monkeypatch.chdir(tmp_path)
     result = train(dataset="digits", budget="time=0.5s", out="run")
-    (tmp_path / "net.py").write_text(MODEL)
+    (tmp_path / "net.py").write_text(CODE)
     path = tmp_path / "run" / "model.safetensors"
     saved = SavedModel.load(path)
     own = {**vars(saved), "model": f"{tmp_path}/net.py:Net"}
@@ -130,6 +131,21 @@ def test_code_in_folder_does_not_run(
     with pytest.raises(UserError, match="pass it again, as model"):
         load("run")
     assert load("run", model="softmax").w.tobytes() == result.w.tobytes()
+
+
+@pytest.mark.parametrize(
+    "name", ["samples", "standardization", "tensors", "classes", "layout"]
+)
+def test_model_description_is_typed(name: str, tmp_path: Path) -> None:
+    """Other types in the metadata of a model are refused."""
+    train(budget="time=1000s", rounds=2, costs="simulated", out=tmp_path / "run")
+    file = tmp_path / "run" / MODEL
+    arrays, metadata = read_tensors(file)
+    for other in (-1e308, [1], {"mean": "x"}, "text"):
+        described = {**json.loads(metadata["fedbudget"]), name: other}
+        file.write_bytes(save(arrays, {"fedbudget": json.dumps(described)}))
+        with pytest.raises(UserError, match="the trained model cannot be read"):
+            load(tmp_path / "run")
 
 
 @pytest.mark.parametrize("method", ["frugal", pytest.param("accelerated", marks=SLOW)])

@@ -15,13 +15,13 @@ The rest is one JSON text in the metadata, under the key `fedbudget`:
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -33,6 +33,60 @@ from fedbudget.file_contents import parsed_json, require_tensors
 from fedbudget.models.base import ModelOptions
 from fedbudget.models.description import NamedTensors
 from fedbudget.resources.privacy import PrivacyGuarantee
+
+Count = Annotated[int, Meta(ge=0, le=2**40)]
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What a file says about samples."""
+
+    shape: tuple[Count, ...]
+    stored: str
+    scale: float
+    integers: bool
+    parity: bool
+    values: bool
+
+
+@dataclass(frozen=True)
+class _Standardization:
+    """Statistics of columns and of a real target."""
+
+    mean: list[float]
+    deviation: list[float]
+    target_mean: float
+    target_deviation: float
+
+
+@dataclass(frozen=True)
+class _Description:
+    """The metadata of a file."""
+
+    model: str
+    options: dict[str, Any]
+    tensors: dict[str, tuple[Count, ...]]
+    rows: Count
+    samples: _Samples
+    classes: tuple[str, ...]
+    standardization: _Standardization | None
+    layout: Layout | None
+    privacy: PrivacyGuarantee | None = None
+
+    def dataset(self) -> Dataset:
+        """Return an empty dataset with the described samples."""
+        how: Standardization | None = None
+        own = self.standardization
+        if own is not None:
+            columns = np.array(own.mean), np.array(own.deviation)
+            how = Standardization(*columns, own.target_mean, own.target_deviation)
+        return Dataset.without_samples(
+            "samples",
+            **vars(self.samples),
+            classes=self.classes,
+            standardization=how,
+            layout=self.layout,
+        )
 
 
 @dataclass(frozen=True)
@@ -91,15 +145,15 @@ class SavedModel:
                 description = parsed_json(file.metadata()["fedbudget"])
             if "tensors" not in description:
                 raise ValueError("it was written by an earlier version of fedbudget")
-            shapes = {name: tuple(shape) for name, shape in description["tensors"].items()}
-            named = NamedTensors(shapes, description["rows"])
+            described = msgspec.convert(description, _Description)
+            named = NamedTensors(described.tensors, described.rows)
             return cls(
                 named.join(tensors),
-                description["model"],
-                _dataset(description),
+                described.model,
+                described.dataset(),
                 named,
-                description["options"],
-                msgspec.convert(description.get("privacy"), PrivacyGuarantee | None),
+                described.options,
+                described.privacy,
             )
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path}: the trained model cannot be read: {error}") from None
@@ -123,20 +177,3 @@ def _described(samples: Dataset) -> dict[str, Any]:
         "standardization": how
         and {name: np.asarray(value).tolist() for name, value in vars(how).items()},
     }
-
-
-def _dataset(description: Mapping[str, Any]) -> Dataset:
-    """Return an empty dataset with the described samples."""
-    like = description["samples"]
-    how = description["standardization"]
-    if how is not None:
-        mean = np.array(how.pop("mean"))
-        how = Standardization(mean, np.array(how.pop("deviation")), **how)
-    return Dataset.without_samples(
-        "samples",
-        tuple(like.pop("shape")),
-        **like,
-        classes=tuple(description["classes"]),
-        standardization=how,
-        layout=msgspec.convert(description["layout"], Layout | None),
-    )
