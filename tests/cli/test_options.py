@@ -43,6 +43,15 @@ def test_zero_is_a_value(tmp_path: Path) -> None:
     )
 
 
+def test_absent_flag_keeps_the_file(tmp_path: Path) -> None:
+    """A resumed run keeps its flags, without their repetition."""
+    config = tmp_path / "config.toml"
+    config.write_text(Settings(spend_all=True).to_toml())
+    assert settings_from({"config": config, "spend_all": False}).spend_all
+    assert settings_from({"spend_all": True}).spend_all
+    assert not settings_from({"spend_all": False}).spend_all
+
+
 def test_case_sets_the_partition(tmp_path: Path) -> None:
     config = tmp_path / "a.toml"
     config.write_text("partition = 'dirichlet:0.5'\n")

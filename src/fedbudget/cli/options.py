@@ -13,7 +13,7 @@ know which options were given takes `Given` instead.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass
 from glob import escape, glob
 from pathlib import Path
@@ -172,9 +172,14 @@ def settings_from(given: Mapping[str, Any], command: str = "run", **more: Any) -
 
 
 def _given_values(
-    given: Mapping[str, Any], names: Iterable[str]
+    given: Mapping[str, Any], options: Mapping[str, Declaration]
 ) -> Iterator[tuple[str, Any]]:
-    return ((name, given[name]) for name in names if given.get(name) not in (None, [], ()))
+    """Yield the options of a command line; a flag that is absent is none of them."""
+    for name, own in options.items():
+        value = given.get(name)
+        absent = value is False and own.default is False
+        if value not in (None, [], ()) and not absent:
+            yield name, value
 
 
 def parameter(declared: Declaration, command: str) -> inspect.Parameter:
