@@ -271,6 +271,24 @@ def test_one_node_reaches_no_target(honest: int) -> None:
         assert found.accuracy < 0.97
 
 
+@pytest.mark.parametrize("honest", [1, 2])
+def test_target_without_any_one_node(honest: int) -> None:
+    """False results within all limits make an accuracy of 0.1 appear as 0.4 or more."""
+    found = train_with_liar(
+        perfect(1),
+        honest=honest,
+        tested=True,
+        until="accuracy=0.3",
+        rounds=1,
+        budget=("time=1000s",),
+        tau=1,
+        step_size=1e-4,
+    )
+    assert found.stopped_by == "rounds"
+    assert found.rounds[0].accuracy is not None
+    assert found.rounds[0].accuracy > 0.3
+
+
 def test_three_nodes_reach_a_target() -> None:
     honest = train_with_liar(Lies(), tested=True, until="accuracy=0.7", rounds=30)
     assert honest.stopped_by == "target"

@@ -1,6 +1,6 @@
 """Many kills -9 of an aggregator at random moments, also while its run ends.
 
-    python -m system.test_many_kills FOLDER KILLS
+    python -m system.test_many_kills FOLDER KILLS [FIRST]
 
 prints a line for each run: its kills, and how many of these came after the last round.
 """
@@ -102,6 +102,8 @@ def killed_run(folder: Path, chance: random.Random, kills: int) -> tuple[int, in
         aggregator.join()
         assert aggregator.exitcode == 0, (folder / "aggregator.log").read_text()
     for each in nodes:
+        if aggregator.exitcode == -signal.SIGKILL:
+            each.terminate()  # it may not have heard that the run is over
         each.join()
         assert each.exitcode == 0, (folder / "nodes.log").read_text()
     return done, late
@@ -134,11 +136,15 @@ def assert_same(run: Path, whole: Result) -> None:
     assert found.summary["spent"] == dict(whole.spent)
 
 
-def kill_many(root: Path, kills: int) -> None:
-    """Make runs until their aggregators were killed so many times."""
+def kill_many(root: Path, kills: int, first: int = 0) -> None:
+    """Make runs until their aggregators were killed so many times.
+
+    Args:
+      first: number of the first run, from which the moments of its kills follow.
+    """
     whole = train(shards=sample_shards(NODES), **SETTINGS)
     done = 0
-    for number in count():
+    for number in count(first):
         if done >= kills:
             return
         folder = root / str(number)
@@ -159,4 +165,4 @@ def test_hundred_kills(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    kill_many(Path(sys.argv[1]), int(sys.argv[2]))
+    kill_many(Path(sys.argv[1]), *map(int, sys.argv[2:]))
