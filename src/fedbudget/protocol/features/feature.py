@@ -51,8 +51,7 @@ w of the previous broadcast for a new w, and w for the combined w_i."""
 
 _NO_BATCHES = BatchIndices.whole(0)
 
-MOST_BEYOND = 1e3
-"""Largest plausible ratio of a node's number to the median over its peers."""
+MOST_BEYOND = 1e3  # largest plausible ratio of a node's number to the median over peers
 
 
 class FeatureState:
@@ -106,8 +105,8 @@ class NodeNoise(Protocol):
           node: number of the node.
           update: index of the update in the round.
           inputs: digest of everything except samples that determines the update. Equal
-            inputs receive equal noise, so that a repeated answer reveals nothing new, and
-            others different noise, because differences would reveal samples.
+            inputs receive equal noise, so that a repeated answer reveals nothing new;
+            others do not, because differences would reveal samples.
           size: how many numbers.
         """
 
