@@ -56,3 +56,23 @@ def test_non_finite_loss_keeps_the_centre() -> None:
     centre = np.ones((1, 6), np.float32)
     found = minimise(LinearRegression(6), Shards.whole(broken), centre, np.array([1.0]))
     assert found.tobytes() == centre.tobytes()
+
+
+def test_strengths_of_parameters() -> None:
+    """An infinite penalty keeps a parameter at the centre."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((50, 3)).astype(np.float32)
+    y = (x @ np.array([1.0, -2.0, 3.0]) + rng.standard_normal(50)).astype(np.float32)
+    table = Table(x, y, labels=False)
+    centre = np.array([[0.5, 0.5, 0.5]], np.float32)
+    strengths = np.array([[0.1, np.inf, 2.0]])
+    model = LinearRegression(3)
+    (found,) = minimise(model, Shards.whole(table), centre, strengths, 100)
+    assert found[1] == np.float32(0.5)
+    rows = x[:, [0, 2]].astype(np.float64)
+    penalty = np.diag([0.1, 2.0])
+    rest = y - 0.5 * x[:, 1]
+    expected = np.linalg.solve(
+        rows.T @ rows / 50 + penalty, rows.T @ rest / 50 + penalty @ [0.5, 0.5]
+    )
+    np.testing.assert_allclose(found[[0, 2]], expected, rtol=1e-3)
