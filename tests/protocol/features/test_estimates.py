@@ -352,6 +352,16 @@ class TestFirstSteepness:
         )
         assert found == pytest.approx([300 / 7.69], rel=0.1)  # between steps of 1 and 10
 
+    def test_finds_steep_direction_across_gradient(self) -> None:
+        """The gradient at w has a thousandth of its length along a curvature of 100."""
+        curvature = vector(1, 100)
+        model, shards = quadratic(curvature)
+        w = vector(1, 1e-5)
+        found = first_steepness(
+            model, shards, BatchIndices.whole(1), w, (curvature * w)[None]
+        )
+        assert found == pytest.approx([100], rel=0.01)
+
     def test_nan_without_gradient(self) -> None:
         model, shards = quadratic(vector(1, 1))
         assert np.isnan(
@@ -363,3 +373,47 @@ class TestFirstSteepness:
                 np.zeros((1, 2), np.float32),
             )
         )
+
+
+class TestOwnSteps:
+    """Step sizes of nodes whose own loss is steep."""
+
+    CURVATURES = (1.0, 50.0)
+
+    def second_report(self, eta: float) -> Report:
+        """Report of two updates of two nodes with ½ a_i w², after a first round."""
+        curvatures = np.array(self.CURVATURES, np.float32)
+
+        def loss(w: Float32, x: Float32, y: object) -> tuple[float, Float32]:
+            curvature = x.mean()
+            return float(0.5 * curvature * (w * w).sum()), curvature * w
+
+        model = FunctionModel(loss, initial=np.ones(1))
+        x = np.repeat(curvatures, 2)[:, None]
+        table = Table(x, np.zeros(4, np.float32))
+        shards = Shards.of(table, [np.array([0, 1]), np.array([2, 3])])
+        slopes = EstimateSlopes(curvature=True, one_step=True)
+        fleet = Fleet(model, shards, batch=None, seed=0, features=(slopes,))
+        first = TrainRound(
+            round=1,
+            w=vector(1),
+            tau=1,
+            eta=eta,
+            effective=1,
+            report=report_layout((slopes,), True),
+        )
+        fleet.answer(first)
+        layout = report_layout((slopes,), False)
+        return fleet.answer(replace(first, round=2, tau=2, effective=2, report=layout))
+
+    def test_steep_node_reports_mean_gradient(self) -> None:
+        """With η = 0.1 the second node steps by 1.5/50 = 0.03, to -0.5 and then 0.25.
+
+        The mean of its gradients 50 and -25 is 12.5, so it reports 1 - 2 · 0.1 · 12.5.
+        """
+        report = self.second_report(eta=0.1)
+        assert report.vectors["w"][:, 0] == pytest.approx([0.81, -1.5], rel=1e-4)
+
+    def test_common_step_if_all_are_stable(self) -> None:
+        report = self.second_report(eta=0.01)
+        assert report.vectors["w"][:, 0] == pytest.approx([0.99**2, 0.25], rel=1e-4)

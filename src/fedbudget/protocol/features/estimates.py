@@ -31,12 +31,25 @@ The largest s with s β(s) ≤ ½, after which the gradient has changed by less 
 itself, is a stable step that is long enough to measure. β̂_i is the larger of β(s) and
 β(10 s), limited such that the step 1/β̂_i lies between s and 10 s.
 
+A gradient may have almost no part along the steepest direction, for example if features
+are collinear. Local updates would then explode along it. Two more gradients therefore
+continue as power iteration (`_steepest`): the change of the gradient at the step s is the
+next direction, at the same distance from w. β̂_i is the largest slope found.
+
 This describes the start of the run only. A network with several layers often starts in a
 flat region, because small layers hide one another, and becomes steeper later: β(s) rises
 with s without limit. For linear models and for one hidden layer it falls or stays. A step
 must therefore also suit the point that many steps lead to: it is at most s/300 for the s
 with s β(s) = 300. With the current gradient, 300 updates lead that far, and there each of
 them would change the gradient by its own length.
+
+**Step sizes of steep nodes** (`_take_own_steps`). η suits the mean loss. The loss of one
+node may be so much steeper that its own updates diverge with η. Such a node uses
+
+    η_i = min(η, 1.5/β̄_i),      β̄_i ← max(β̂_i, √(β̂_i β̄_i)),
+
+and reports w(t₀) - ητ times its mean gradient, like all others: drift correction and the
+fixed point of the mean stay the same. In the first round η_i is 1/β̂_i at all nodes.
 """
 
 import math
@@ -87,6 +100,10 @@ STEPS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _FAR = (100.0, 1000.0)  # further step lengths, only for the limit of 300 updates
 _BEYOND = 3.0  # the first step is at most this multiple of the last of STEPS
 _UPDATES = 300  # updates after which the first η must still be stable
+_TURNS = 2  # gradients of power iteration in the first search
+_LONGEST = (
+    1.5  # a node's η_i is at most this multiple of 1/β̄_i; 2 is the limit of stability
+)
 _CHUNK = 2**16  # numbers per part, because a whole copy in float64 would take much memory
 _NO_W = np.empty((0, 0), np.float32)  # replaces a large w that is not needed
 
@@ -112,10 +129,24 @@ class EstimatesState(FeatureState):
 
 
 @dataclass(frozen=True)
-class SteepestChange(NodeMemory):
-    """Change of ∇F_i along its steepest known direction, [nodes, parameters]."""
+class Steepness(NodeMemory):
+    """What nodes know of their own β.
 
-    change: Float32
+    Args:
+      beta: β̄_i, [nodes]; NaN before the first β̂_i.
+      change: change of ∇F_i along its steepest known direction, [nodes, parameters]; None
+        before the first probe.
+    """
+
+    beta: Float64
+    change: Float32 | None = None
+
+    def then(self, beta: Float64) -> "Steepness":
+        """Follow new β̂_i, [nodes]; β̄_i stays where they are not finite."""
+        known = np.isfinite(self.beta)
+        before = np.where(known, self.beta, beta)
+        after = np.maximum(beta, np.sqrt(beta * before))
+        return replace(self, beta=np.where(np.isfinite(beta), after, self.beta))
 
     def require_shapes(self, nodes: int, parameters: int, held_out: Any) -> None:
         require_shape(self.change, nodes, parameters)
@@ -132,6 +163,7 @@ class _Measured:
       searched: β̂_i of nodes that have no w_i(t₀) to compare with.
       distance: distances of the points from w(t₀), [nodes].
       probes: whether some points are probe points.
+      change: change of ∇F_i between w(t₀) and the points, [nodes, parameters].
     """
 
     several: BatchIndices | None = None
@@ -141,6 +173,7 @@ class _Measured:
     searched: Float64 | None = None
     distance: Float64 | None = None
     probes: bool = False
+    change: Float32 | None = None
 
 
 @register_feature
@@ -155,12 +188,12 @@ class EstimateSlopes(Feature):
       curvature: whether the step size adapts: β̂_i is measured also if w_i equals w, on
         enough samples.
       one_step: whether β̂_i is measured over one local update. A node searches its first
-        β̂_i. In the first round it uses its own step size η_i = 1/β̂_i and reports the w_i
-        that η would have reached.
+        β̂_i. It may use its own step size η_i, and then reports the w_i that η would have
+        reached.
     """
 
     name: ClassVar[str] = "estimates"
-    types: ClassVar[tuple[type, ...]] = (EstimatesState, SteepestChange)
+    types: ClassVar[tuple[type, ...]] = (EstimatesState, Steepness)
     gradient: bool = False
     from_nodes: bool = False
     curvature: bool = False
@@ -194,6 +227,9 @@ class EstimateSlopes(Feature):
                 measured.searched = searched_steepness(model, local.shards, first, w)
                 self._take_own_steps(local, measured.searched)
             return
+        memory: Steepness | None = local.memories.get(self.name)
+        if self.one_step and training and memory is not None:
+            self._take_own_steps(local, memory.beta)
         points = self._points(local, last, last.w, measured)
         if measured.several is not None:
             measured.evidence = gather(
@@ -206,11 +242,16 @@ class EstimateSlopes(Feature):
             measured.gradients = there.gradients
 
     def _take_own_steps(self, local: LocalRound, steepness: Float64) -> None:
-        """Use η_i in the first round, and report the w_i that η would have reached."""
+        """Use η_i, and report the w_i that η would have reached."""
+        eta = float(local.eta)
         if local.broadcast.round == 1:
-            eta = local.eta
-            local.eta = own_steps(steepness, float(eta))
-            local.scale_by(np.float32(eta) / local.eta)
+            etas = own_steps(steepness, eta)
+        else:
+            etas = np.fmin(own_steps(steepness / _LONGEST, eta), np.float32(eta))
+            if (etas == np.float32(eta)).all():
+                return
+        local.eta = etas
+        local.scale_by(np.float32(eta) / etas)
 
     def _points(
         self, local: LocalRound, last: FleetState, own: Float32, measured: _Measured
@@ -238,8 +279,8 @@ class EstimateSlopes(Feature):
         if not measured.probes:
             return own
         way = (w - with_statistics_of(w, before.w, statistics)) / steps
-        memory = local.memories.get(self.name)
-        steepest = memory.change if isinstance(memory, SteepestChange) else None
+        memory: Steepness | None = local.memories.get(self.name)
+        steepest = None if memory is None else memory.change
         probes = probe_points(w, way, steepest, len(own))
         points = np.where(same[:, None], probes, own)
         measured.distance = norms(points, w)
@@ -254,7 +295,9 @@ class EstimateSlopes(Feature):
     def report(self, local: LocalRound) -> Mapping[str, Float64 | Float32]:
         if "rho" not in local.broadcast.report.numbers:
             return {}
-        rho, beta = self._slopes(local, local.scratch[self.name])
+        measured: _Measured = local.scratch[self.name]
+        rho, beta = self._slopes(local, measured)
+        self._remember(local, measured, beta)
         values: dict[str, Float64 | Float32] = {"rho": rho, "beta": beta}
         if self.gradient:
             assert local.gradients is not None
@@ -262,6 +305,17 @@ class EstimateSlopes(Feature):
             gradients = local.gradients if shift is None else local.gradients + shift
             values["gradients"] = gradients
         return values
+
+    def _remember(self, local: LocalRound, measured: _Measured, beta: Float64) -> None:
+        if not (self.one_step or measured.probes):
+            return
+        memory: Steepness | None = local.memories.get(self.name)
+        if memory is None:
+            memory = Steepness(np.full(len(beta), np.nan))
+        memory = memory.then(beta)
+        if measured.probes:
+            memory = replace(memory, change=measured.change)
+        local.memories[self.name] = memory
 
     def _slopes(self, local: LocalRound, measured: _Measured) -> tuple[Float64, Float64]:
         """Return ρ̂_i and β̂_i between w_i(t₀) and w(t₀); NaN if a node has no w_i(t₀)."""
@@ -277,8 +331,7 @@ class EstimateSlopes(Feature):
             else:
                 none = np.full(len(local.numbers), np.nan)
                 return none, none if measured.searched is None else measured.searched
-        if measured.probes:
-            local.memories[self.name] = SteepestChange(gradients)
+        measured.change = gradients
         distance = measured.distance
         assert distance is not None
         rho, beta = slope(np.stack([losses, norms(gradients)]), distance)
@@ -479,18 +532,23 @@ def first_steepness(
     """
     lengths = norms(gradients)
     tried = []
+    short = np.zeros(len(lengths), np.int64)  # number of stable steps
     with np.errstate(all="ignore"):  # a far too long step overflows, and counts as too long
-        for step in STEPS + _FAR:
+        for number, step in enumerate(STEPS + _FAR):
             points = w - np.float32(step) * gradients
             there = model.descend(points, shards, indices, 0.0).gradients
             beta = norms(there, gradients) / (step * lengths)
             tried.append(np.where(np.isfinite(beta), beta, np.inf))
+            if number == 0:
+                change = there - gradients
+            if number < len(STEPS):
+                stable = (short == number) & (step * tried[-1] <= 0.5)
+                short += stable
+                change[stable] = there[stable] - gradients[stable]
     far = _far_steepness(np.array(tried))
 
     slopes = np.array(tried[: len(STEPS)])
     steps = np.array(STEPS)
-    stable = np.logical_and.accumulate(steps[:, None] * slopes <= 0.5, axis=0)
-    short = stable.sum(axis=0)
     last = np.maximum(short - 1, 0)
     node = np.arange(len(lengths))
     here = slopes[last, node]
@@ -500,7 +558,40 @@ def first_steepness(
     longest = steps[last] * np.where(last + 1 < len(STEPS), 10.0, _BEYOND)
     within = np.clip(steep, 1 / longest, 1 / steps[last])
     beta = np.maximum(np.where(short > 0, within, slopes[0]), far)
-    return np.where(lengths > 0, beta, np.nan)
+    distances = steps[last] * lengths
+    across = _steepest(model, shards, indices, w, gradients, change, distances)
+    return np.where(lengths > 0, np.maximum(beta, across), np.nan)
+
+
+def _steepest(
+    model: Model,
+    shards: Shards,
+    indices: BatchIndices,
+    w: Float32,
+    gradients: Float32,
+    change: Float32,
+    distances: Float64,
+) -> Float64:
+    """Largest slope of ∇F_i that power iteration finds, [nodes]; 0 if there is none.
+
+    Args:
+      model: the model.
+      shards: data of the nodes.
+      indices: the mini-batch of each node on which its gradient was computed.
+      w: [parameters].
+      gradients: gradients at w, [nodes, parameters].
+      change: change of the gradient at the first point, [nodes, parameters].
+      distances: distance of all points from w, [nodes].
+    """
+    largest = np.zeros(len(gradients))
+    with np.errstate(all="ignore"):  # a gradient that does not change has no direction
+        for _ in range(_TURNS):
+            lengths = np.float32(distances / norms(change))
+            points = w + lengths[:, None] * change
+            change = model.descend(points, shards, indices, 0.0).gradients - gradients
+            slopes = norms(change) / distances
+            largest = np.fmax(largest, np.where(np.isfinite(slopes), slopes, 0))
+    return largest
 
 
 def _far_steepness(slopes: Float64) -> Float64:

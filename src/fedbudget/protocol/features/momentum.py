@@ -141,8 +141,9 @@ class Momentum(Feature):
             return None
         way = broadcast.w - local.start
         if local.counts is None:
-            return np.asarray(way / np.float32(broadcast.eta * broadcast.tau))[None]
-        spans = np.float32(broadcast.eta) * local.counts.astype(np.float32)
+            spans = np.atleast_1d(np.float32(local.eta * broadcast.tau))
+        else:
+            spans = np.float32(local.eta) * local.counts.astype(np.float32)
         return np.asarray(way / spans[:, None])
 
     def compact(self, state: FleetState) -> FleetState:
