@@ -114,9 +114,6 @@ class MovingWrapper(Wrapper):
     def trust(self, state: Any, rate: float) -> Any:
         return self.inner.trust(state, rate)
 
-    def retreat(self, state: Any) -> Any:
-        return self.inner.retreat(state)
-
     def paced(self, state: Any, ratio: float) -> Any:
         return self.inner.paced(state, ratio)
 

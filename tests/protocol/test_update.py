@@ -381,9 +381,9 @@ class TestTrust:
         """Mean updates 1 and 10 with η τ = 0.5: the second is shortened to 1.5."""
         rule = Accelerate()
         state = updated(make().state, update=rule.first(vector(0, 0)))
-        first = move(state, rule, vector(0.6, 0.8), state.w, None, span=0.5)
+        first = move(state, rule, vector(0.6, 0.8), state.w, span=0.5)
         state = updated(state, w=first.w, update=first.update)
-        second = move(state, rule, first.w + vector(6, 8), state.w, None, span=0.5)
+        second = move(state, rule, first.w + vector(6, 8), state.w, span=0.5)
         assert second.w - first.w == pytest.approx(
             0.95 * first.w + 1.4 * 1.5 * vector(0.6, 0.8), rel=1e-5
         )

@@ -256,7 +256,6 @@ def move(
     rule: UpdateRule,
     mean: Float32 | None,
     start: Float32,
-    sums: Sums | None,
     span: float = 0.0,
     scale: float = 1.0,
 ) -> Moved:
@@ -267,24 +266,16 @@ def move(
       rule: the update rule.
       mean: the combined w_i(t), [parameters]; None to return to w^f.
       start: starting point of the nodes' gradients, [parameters].
-      sums: sums of the reports; None if they have no losses.
       span: η τ of the round; 0 if nodes use their own step sizes.
       scale: factor by which the nodes' updates were too short.
     """
     update = state.update
-    if sums is not None and moves(rule) and _significantly_worse(state, sums):
-        update = rule.retreat(update)
     if mean is not None:
         after, w = _next_w(state, rule, update, mean, start, span, scale)
         if np.isfinite(w).all():
             return Moved(w, mean, after, recover=False)
     update = restarted(rule, update, state.best)
     return Moved(state.best, state.best, update, recover=True)
-
-
-def _significantly_worse(state: _State, sums: Sums) -> bool:
-    """Whether w(t₀) is significantly worse than w^f, by 5 % or more."""
-    return sums.loss_gap > sums.loss_gap_error + state.best_loss / 20
 
 
 def _next_w(

@@ -114,16 +114,6 @@ class MovingRule(UpdateRule, Protocol):
           the next state, and the share of the mean update to apply.
         """
 
-    def retreat(self, state: Any) -> Any:
-        """Reduce the momentum after a round whose w was significantly worse than w^f.
-
-        Args:
-          state: the previous state.
-
-        Returns:
-          the next state.
-        """
-
     def paced(self, state: Any, ratio: float) -> Any:
         """Rescale the velocity to a new η.
 
@@ -245,8 +235,7 @@ class Accelerate:
 
     **Gains.** Successive updates in the same direction are too short. An update in the
     opposite direction means that w went too far. Only signs count, so the scale of a
-    parameter does not matter. The gains follow the delta-bar-delta rule (Jacobs, 1988). If
-    the loss became significantly worse, v and g - 1 are halved (`retreat`).
+    parameter does not matter. The gains follow the delta-bar-delta rule (Jacobs, 1988).
 
     **Step size.** v is a sum of steps of length η. It falls with η (`paced`); otherwise
     the noise of long steps would persist. It does not rise with η, because no longer step
@@ -268,8 +257,7 @@ class Accelerate:
       carry: share of the momentum that nodes apply.
       rise, fall: factor on a gain if a parameter keeps its direction, and if it reverses.
       most: the largest gain.
-      kept: share of the velocity that a reversing parameter keeps, and that a retreat
-        keeps.
+      kept: share of the velocity that a reversing parameter keeps.
       growth: longest accepted mean gradient, as a multiple of recent ones.
       memory: decay of the longest recent mean gradient per round.
 
@@ -311,11 +299,6 @@ class Accelerate:
     def trust(self, state: Motion, rate: float) -> tuple[Motion, float]:
         taken = min(rate, self.growth * state.rate) if state.rate else rate
         return updated(state, rate=max(taken, self.memory * state.rate)), taken / rate
-
-    def retreat(self, state: Motion) -> Motion:
-        kept = np.float32(self.kept)
-        gains = 1 + kept * (state.gains - 1)
-        return updated(state, velocity=kept * state.velocity, gains=gains)
 
     def paced(self, state: Motion, ratio: float) -> Motion:
         return updated(state, velocity=np.float32(min(1.0, ratio)) * state.velocity)

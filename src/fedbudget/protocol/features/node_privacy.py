@@ -542,7 +542,7 @@ class PrivateAggregator(Aggregator):
 
     def _moved(self, state: _State, mean: Float32, updates: int) -> _State:
         """Move w by the update rule."""
-        moved = move(state, self.method.update, mean, state.w, None)
+        moved = move(state, self.method.update, mean, state.w)
         w = moved.w if self._quantize is None else self._quantize(moved.w, state.w)
         return updated(state, w=w, update=moved.update, t=state.t + updates)
 
