@@ -114,9 +114,6 @@ class MovingWrapper(Wrapper):
     def trust(self, state: Any, rate: float) -> Any:
         return self.inner.trust(state, rate)
 
-    def paced(self, state: Any, ratio: float) -> Any:
-        return self.inner.paced(state, ratio)
-
 
 def test_wrapped_rules_make_the_same_run() -> None:
     """Nothing depends on the classes of the default method's rules."""

@@ -26,7 +26,7 @@ from fedbudget.protocol.combine import WeightedMean
 from fedbudget.protocol.features.drift import DriftCatchUp, DriftPart
 from fedbudget.protocol.messages import Broadcast, TrainReport
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.stages import move, pace, paced
+from fedbudget.protocol.stages import move
 from fedbudget.protocol.update import (
     UPDATE_RULES,
     Accelerate,
@@ -338,30 +338,6 @@ class TestAccelerate:
             state, w = rule.next(state, w, w - curvature * w)
         assert abs(plain[1]) > 0.9
         assert np.abs(w).max() < 0.1
-
-    @given(etas=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0]), min_size=1, max_size=8))
-    def test_decreasing_eta_keeps_gradient_momentum(self, etas: list[float]) -> None:
-        """If rounds agree: u ← 0.95 u + gradient and w ← w - ηu; u contains no η."""
-        etas = sorted(etas, reverse=True)
-        rule, state, w = Accelerate(rise=1.0), Motion(vector(0), vector(1)), vector(0)
-        u, expected = 0.0, 0.0
-        for eta, coming in zip(etas, [*etas[1:], 0.125], strict=True):
-            state, w = rule.next(state, w, w - np.float32(eta))  # a gradient of 1
-            u = 0.95 * u + 1
-            expected -= eta * u
-            assert float(w[0]) == pytest.approx(expected, rel=1e-5)
-            state = rule.paced(state, coming / eta)
-
-    def test_velocity_scales_with_falling_eta(self) -> None:
-        """v falls with η, and does not grow with it."""
-        moving = Motion(vector(4, -2), vector(1, 9))
-        rule = Accelerate()
-        slower = paced(rule, moving, pace(0.1, before=0.4))
-        assert slower.velocity.tolist() == [1, -0.5]
-        assert slower.gains.tolist() == [1, 9]
-        for before in (0.1, 0.025, 0.0):
-            assert paced(rule, moving, pace(0.1, before)) is moving
-        assert paced(Average(), None, 0.25) is None
 
 
 class TestTrust:

@@ -77,7 +77,6 @@ from fedbudget.protocol.stages import (
     filter_reports,
     move,
     pace,
-    paced,
     reopen,
     restart_from,
     step_size_inputs,
@@ -268,10 +267,6 @@ class Aggregator:
                 state = restart_from(state, method, self._received(w, state.w))
 
         # 7. Choose τ, and announce the next round.
-        if not (result.recover or result.last):
-            state = updated(
-                state, update=paced(method.update, state.update, result.slowdown)
-            )
         if broadcast.stop:
             state = self._finish(state, best=best)
         else:

@@ -334,13 +334,6 @@ def pace(eta: float, before: float) -> float:
     return min(1.0, eta / before) if before > 0 else 1.0
 
 
-def paced(rule: UpdateRule, state: Any, slowdown: float) -> Any:
-    """Scale the velocity of an update rule with the step size."""
-    if slowdown == 1 or not moves(rule):
-        return state
-    return rule.paced(state, slowdown)
-
-
 def was_last(state: _State) -> bool:
     """Whether the last announced round was to use up the budget."""
     return state.decision.reason in (Reason.REST, Reason.BUDGET)

@@ -114,17 +114,6 @@ class MovingRule(UpdateRule, Protocol):
           the next state, and the share of the mean update to apply.
         """
 
-    def paced(self, state: Any, ratio: float) -> Any:
-        """Rescale the velocity to a new η.
-
-        Args:
-          state: the previous state.
-          ratio: η of the coming round over η of the last.
-
-        Returns:
-          the next state.
-        """
-
 
 @runtime_checkable
 class RestartingRule(UpdateRule, Protocol):
@@ -237,9 +226,7 @@ class Accelerate:
     opposite direction means that w went too far. Only signs count, so the scale of a
     parameter does not matter. The gains follow the delta-bar-delta rule (Jacobs, 1988).
 
-    **Step size.** v is a sum of steps of length η. It falls with η (`paced`); otherwise
-    the noise of long steps would persist. It does not rise with η, because no longer step
-    has been confirmed yet. The last round ends at the mean, without momentum.
+    The last round ends at the mean, without momentum.
 
     **Sudden steepness.** A mean gradient more than 1.5 times as long as all recent ones
     comes from a region in which the loss suddenly became steep, for example when a network
@@ -299,9 +286,6 @@ class Accelerate:
     def trust(self, state: Motion, rate: float) -> tuple[Motion, float]:
         taken = min(rate, self.growth * state.rate) if state.rate else rate
         return updated(state, rate=max(taken, self.memory * state.rate)), taken / rate
-
-    def paced(self, state: Motion, ratio: float) -> Motion:
-        return updated(state, velocity=np.float32(min(1.0, ratio)) * state.velocity)
 
 
 @dataclass(frozen=True)
