@@ -184,20 +184,6 @@ def _step(rule: Any) -> Removal:
     return Removal(lambda method: replace(method, step_size=rule))
 
 
-class NoRetreat(Accelerate):
-    """Keeps its momentum even if the loss rises."""
-
-    def retreat(self, state: Motion) -> Motion:
-        return state
-
-
-class NoPace(Accelerate):
-    """Keeps its velocity when η changes."""
-
-    def paced(self, state: Motion, ratio: float) -> Motion:
-        return state
-
-
 class NoTrust(Accelerate):
     """Applies the whole mean update in any case."""
 
@@ -245,8 +231,6 @@ _RECOVERY = stages.check_recovery
 
 PARTS: dict[str, Removal] = {
     "the default": Removal(),
-    "retreat": _update(NoRetreat()),
-    "velocity falls with η": _update(NoPace()),
     "momentum at nodes": _update(Accelerate(carry=0.0)),
     "limit on sudden steepness": _update(NoTrust()),
     "gains": _update(Accelerate(rise=1.0, fall=1.0)),
