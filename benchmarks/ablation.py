@@ -233,9 +233,8 @@ PARTS: dict[str, Removal] = {
     "the default": Removal(),
     "momentum at nodes": _update(Accelerate(carry=0.0)),
     "limit on sudden steepness": _update(NoTrust()),
-    "gains": _update(Accelerate(rise=1.0, fall=1.0)),
+    "gains": _update(Accelerate(rise=1.0)),
     "momentum": _update(Accelerate(momentum=0.0)),
-    "less velocity after reversal": _update(Accelerate(kept=1.0)),
     "gains and momentum": Removal(lambda method: replace(method, update=Average())),
     "last round at the mean": Removal(
         patches=[
@@ -278,10 +277,52 @@ PARTS: dict[str, Removal] = {
         lambda method: replace(method, controller=BalancedTau(rounds=1))
     ),
     "longer last rounds": Removal(patches=[(CarefulSpending, "_spread", _as_decided)]),
-    "τ_d = 20": Removal(lambda method: replace(method, controller=BalancedTau(worth=20.0))),
-    "τ_d = 5": Removal(lambda method: replace(method, controller=BalancedTau(worth=5.0))),
 }
-"""Parts by the name of what is removed; the last are other values of a constant."""
+"""Parts by the name of what is removed."""
+
+
+def _constant(module: Any, name: str, *values: Any) -> dict[str, Removal]:
+    named = name.strip("_").lower()
+    return {
+        f"{named} = {value:g}": Removal(patches=[(module, name, value)]) for value in values
+    }
+
+
+def _rule(kind: type[Any], role: str, name: str, *values: Any) -> dict[str, Removal]:
+    """Replace a field of a rule; other methods and models keep their own rules."""
+
+    def changed(value: Any) -> Callable[[Method], Method]:
+        def change(method: Method) -> Method:
+            rule = getattr(method, role)
+            if not isinstance(rule, kind):
+                return method
+            return replace(method, **{role: replace(rule, **{name: value})})
+
+        return change
+
+    title = f"{kind.__name__}.{name}"
+    return {f"{title} = {value:g}": Removal(changed(value)) for value in values}
+
+
+CONSTANTS: dict[str, Removal] = {
+    **_rule(BalancedTau, "controller", "worth", 5.0, 20.0),
+    **_rule(BalancedTau, "controller", "rounds", 5, 20),
+    **_rule(SearchedStep, "step_size", "growth", 1.5, 4.0),
+    **_rule(SearchedStep, "step_size", "fall", 0.175, 0.7),
+    **_rule(Accelerate, "update", "momentum", 0.9, 0.975),
+    **_rule(Accelerate, "update", "carry", 0.35, 1.0),
+    **_rule(Accelerate, "update", "rise", 1.2, 1.8),
+    **_rule(Accelerate, "update", "fall", 0.25, 0.75),
+    **_rule(Accelerate, "update", "most", 50.0, 200.0),
+    **_rule(Accelerate, "update", "growth", 1.25, 2.0),
+    **_rule(Accelerate, "update", "memory", 0.8, 0.95),
+    **_constant(estimates, "_UPDATES", 150, 600),
+    **_constant(estimates, "_BEYOND", 1.5, 6.0),
+    **_constant(estimates, "_TURNS", 1, 4),
+    **_constant(estimates, "_LONGEST", 1.0, 2.0),
+    **_constant(estimates, "ENOUGH", 16, 64),
+}
+"""Other values of a constant: about half and twice, or as far from 1."""
 
 
 @cache
@@ -317,7 +358,7 @@ def make_run(task: str, part: str, seed: int, mode: str) -> float:
         options["dataset"] = _dataset(options["dataset"])
     if "layers" in options:
         options["model"] = _layers(options.pop("layers"))
-    with PARTS[part].removed(), np.errstate(all="ignore"):
+    with {**PARTS, **CONSTANTS}[part].removed(), np.errstate(all="ignore"):
         result = fedbudget.train(
             **options, **_MODES[mode], seed=seed, costs="simulated", evaluations=1
         )
@@ -332,17 +373,21 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=5, help="runs of each cell [5]")
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), metavar="TASK")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), metavar="PART")
+    parser.add_argument(
+        "--constants", action="store_true", help="other values of constants, not parts"
+    )
     parser.add_argument("--modes", nargs="*", default=list(_MODES), choices=_MODES)
     parser.add_argument("--out", type=Path, default=RESULTS / "ablation.jsonl")
     asked = parser.parse_args(arguments)
     asked.out.parent.mkdir(exist_ok=True)
     losses = read(asked.out)
+    parts = ["the default", *CONSTANTS] if asked.constants else asked.parts
     cells = [
         (task, part, seed, mode)
         for mode in asked.modes
         for seed in range(asked.seeds)
         for task in asked.tasks
-        for part in asked.parts
+        for part in parts
     ]
     missing = [cell for cell in cells if cell not in losses]
     with asked.out.open("a") as file:
@@ -351,7 +396,7 @@ def main(arguments: Sequence[str]) -> None:
             file.write(json.dumps([*cell, losses[cell]]) + "\n")
             file.flush()
     for mode in asked.modes:
-        _CONSOLE.print(table(losses, mode, f"Loss without a part, {mode}"))
+        _CONSOLE.print(table(losses, mode, parts[1:], f"Loss over the default's, {mode}"))
 
 
 Losses = dict[tuple[str, str, int, str], float]
@@ -382,15 +427,15 @@ def change(losses: Losses, task: str, part: str, mode: str) -> tuple[float, floa
     return float(np.mean(logs)), float(np.std(logs, ddof=1) / math.sqrt(len(logs)))
 
 
-def table(losses: Losses, mode: str, title: str) -> Table:
-    """Return the ratio of losses without each part, and tasks that lose significantly."""
+def table(losses: Losses, mode: str, parts: Sequence[str], title: str) -> Table:
+    """Return the ratio of losses for each part, and tasks that lose significantly."""
     tasks = [task for task in TASKS if (task, "the default", 0, mode) in losses]
     shown = Table(title=title, title_justify="left", box=None)
     shown.add_column("without")
     for task in tasks:
         shown.add_column(task, justify="right")
     shown.add_column("beyond 1 s.e.", justify="right")
-    for part in list(PARTS)[1:]:
+    for part in parts:
         found = [change(losses, task, part, mode) for task in tasks]
         cells = [
             "" if math.isnan(mean) else f"{math.exp(mean):.3f} ±{error:.3f}"

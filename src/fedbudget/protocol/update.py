@@ -242,9 +242,9 @@ class Accelerate:
     Args:
       momentum: share of the last step that is repeated.
       carry: share of the momentum that nodes apply.
-      rise, fall: factor on a gain if a parameter keeps its direction, and if it reverses.
+      rise: factor on the gain of a parameter that keeps its direction.
+      fall: factor on the gain and on the velocity of a parameter that reverses.
       most: the largest gain.
-      kept: share of the velocity that a reversing parameter keeps.
       growth: longest accepted mean gradient, as a multiple of recent ones.
       memory: decay of the longest recent mean gradient per round.
 
@@ -259,7 +259,6 @@ class Accelerate:
     rise: float = 1.4
     fall: float = 0.5
     most: float = 100.0
-    kept: float = 0.5
     growth: float = 1.5
     memory: float = 0.9
 
@@ -279,7 +278,7 @@ class Accelerate:
             factor = np.where(reversed_, np.float32(self.fall), np.float32(1))
             factor = np.where(agree > 0, np.float32(self.rise), factor)
             gains = np.clip(state.gains * factor, np.float32(1), np.float32(self.most))
-            velocity = np.where(reversed_, np.float32(self.kept) * velocity, velocity)
+            velocity = np.where(reversed_, np.float32(self.fall) * velocity, velocity)
             velocity = np.float32(self.momentum) * velocity + gains * step
             return updated(state, velocity=velocity, gains=gains), w + velocity
 
