@@ -46,7 +46,7 @@ them would change the gradient by its own length.
 **Step sizes of steep nodes** (`_take_own_steps`). η suits the mean loss. The loss of one
 node may be so much steeper that its own updates diverge with η. Such a node uses
 
-    η_i = min(η, 1.5/β̄_i),      β̄_i ← max(β̂_i, √(β̂_i β̄_i)),
+    η_i = min(η, 1.5/β̄_i),      β̄_i ← max(β̂_i, β̂_i^0.1 β̄_i^0.9),
 
 and reports w(t₀) - ητ times its mean gradient, like all others: drift correction and the
 fixed point of the mean stay the same. In the first round η_i is 1/β̂_i at all nodes.
@@ -101,9 +101,8 @@ _FAR = (100.0, 1000.0)  # further step lengths, only for the limit of 300 update
 _BEYOND = 3.0  # the first step is at most this multiple of the last of STEPS
 _UPDATES = 300  # updates after which the first η must still be stable
 _TURNS = 2  # gradients of power iteration in the first search
-_LONGEST = (
-    1.5  # a node's η_i is at most this multiple of 1/β̄_i; 2 is the limit of stability
-)
+_LONGEST = 1.5  # largest η_i β̄_i; at 2, updates no longer converge
+_KEPT = 0.9  # weight of log β̄_i while it falls
 _CHUNK = 2**16  # numbers per part, because a whole copy in float64 would take much memory
 _NO_W = np.empty((0, 0), np.float32)  # replaces a large w that is not needed
 
@@ -145,7 +144,7 @@ class Steepness(NodeMemory):
         """Follow new β̂_i, [nodes]; β̄_i stays where they are not finite."""
         known = np.isfinite(self.beta)
         before = np.where(known, self.beta, beta)
-        after = np.maximum(beta, np.sqrt(beta * before))
+        after = np.maximum(beta, beta ** (1 - _KEPT) * before**_KEPT)
         return replace(self, beta=np.where(np.isfinite(beta), after, self.beta))
 
     def require_shapes(self, nodes: int, parameters: int, held_out: Any) -> None:
@@ -586,7 +585,7 @@ def _steepest(
     largest = np.zeros(len(gradients))
     with np.errstate(all="ignore"):  # a gradient that does not change has no direction
         for _ in range(_TURNS):
-            lengths = np.float32(distances / norms(change))
+            lengths = (distances / norms(change)).astype(np.float32)
             points = w + lengths[:, None] * change
             change = model.descend(points, shards, indices, 0.0).gradients - gradients
             slopes = norms(change) / distances
