@@ -148,7 +148,9 @@ class Steepness(NodeMemory):
         return replace(self, beta=np.where(np.isfinite(beta), after, self.beta))
 
     def require_shapes(self, nodes: int, parameters: int, held_out: Any) -> None:
-        require_shape(self.change, nodes, parameters)
+        require_shape(self.beta, nodes)
+        if self.change is not None:
+            require_shape(self.change, nodes, parameters)
 
 
 @dataclass
