@@ -84,7 +84,8 @@ class Result:
       trial_seconds: duration of trial rounds before the clock of the budget started, if
         anything is measured; not part of `spent`.
       stopped_by: a resource, `rounds`, `target`, `plateau`, `callback`, `interrupted`, or
-        `validation` if the validation loss has stopped improving.
+        `validation` if the validation loss has stopped improving, or `converged` if a model
+        was solved.
       note: which part of the dataset was used, if not all.
       run: folder of the run, if any.
       w: w^f, or the parameters kept instead, [parameters].

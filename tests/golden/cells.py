@@ -60,6 +60,18 @@ FLOWER = settings(
     budget="time=1000s",
 )
 
+NEWTON = settings(
+    "softmax",
+    "wine",
+    "case:1",
+    nodes=3,
+    rounds=8,
+    method="newton",
+    combine="mean",
+    costs="simulated",
+    budget="time=60s",
+)
+
 METHODS = [
     Cell("accelerated-softmax-case1", DEFAULT, quick=True),
     Cell("accelerated-svm-case2", settings("svm", "digits", "case:2"), quick=True),
@@ -77,6 +89,12 @@ METHODS = [
     Cell(
         "frugal-softmax-case4",
         settings("softmax", "digits", "case:4", method="frugal"),
+        quick=True,
+    ),
+    Cell("newton-softmax", NEWTON, quick=True),
+    Cell(
+        "newton-linear",
+        settings("linear", "diabetes", "dirichlet:0.5", seed=1, method="newton"),
         quick=True,
     ),
     Cell("frugal-svm-case3", settings("svm", "breast-cancer", "case:3", method="frugal")),
@@ -299,6 +317,8 @@ RESUMED = [
         same_w_as="node-privacy",
         needs=("dp_accounting",),
     ),
+    Cell("interrupted-newton", NEWTON, how="interrupted", same_as="newton-softmax"),
+    Cell("extended-newton", {**NEWTON, "rounds": None}, how="extended", more=("time=+1s",)),
     Cell("extended-accelerated", DEFAULT, how="extended", more=("time=+1s",)),
     Cell(
         "extended-paper",
@@ -389,6 +409,12 @@ ENGINES = [
         own.torch_module,
         same_as="torch-module",
         needs=("ray", "torch"),
+    ),
+    Cell(
+        "network-newton",
+        {**NEWTON, "engine": "network"},
+        same_as="newton-softmax",
+        needs=("grpc",),
     ),
     Cell("flower-reference", FLOWER),
     Cell("flower", FLOWER, how="flower", same_w_as="flower-reference", needs=("flwr",)),

@@ -75,6 +75,7 @@ class TestEvaluationTable:
         (Settings(compress="16-bit"), "16-bit"),
         (Settings(secure_aggregation=True), "none"),  # masks need all bits
         (Settings(budget=("privacy=4",)), "none"),
+        (Settings(method="newton"), "none"),  # steps need exact parameters
     ],
 )
 def test_compression_by_default(settings: Settings, compress: str) -> None:
@@ -96,3 +97,14 @@ def test_private_run_forbids_standardisation(tmp_path: Path) -> None:
     held = [from_file(path, read_schema(schema).options) for path in paths]
     _, _, task, _ = agree_on_task(settings, method, [each.samples() for each in held])
     assert task.built_features == (NodePrivacy(own_steps=True),)
+
+
+def test_derivatives_of_too_many_nodes() -> None:
+    """Derivatives of svm on digits have 64 + 64 · 65 / 2 numbers for each node."""
+    settings = Settings(model="svm", method="newton", combine="mean", partition="case:1")
+    many = from_dataset(settings, "1-70/70").samples()
+    with pytest.raises(UserError, match=r"2,144 numbers .* at most 65 nodes, not 70"):
+        agree_on_task(settings, build_method(settings), [many])
+    few = from_dataset(settings, "1-65/65").samples()
+    _, method, task, _ = agree_on_task(settings, build_method(settings), [few])
+    assert method.newton in task.built_features

@@ -401,7 +401,8 @@ def _work_text(result: Result) -> str:
     if end == "validation":
         stop = validation_stop_text(result.spent, result.budget, result.improved_round)
         return f"{work}\n{stop}"
-    return f"{work}; {end if end == 'interrupted' else f'stopped by {end}'}"
+    passive = end in ("interrupted", "converged")
+    return f"{work}; {end if passive else f'stopped by {end}'}"
 
 
 def validation_stop_text(
@@ -423,7 +424,7 @@ def validation_stop_text(
 def _spent_text(result: Result, name: str) -> str:
     show = RESOURCES[name].format
     text = f"{show(result.spent[name])} of {show(result.budget[name])} spent"
-    if result.stopped_by in ("target", "plateau", "validation"):
+    if result.stopped_by in ("target", "plateau", "validation", "converged"):
         text += f", {show(result.left[name])} left"
     elif result.overshoot[name]:
         text += f", {show(result.overshoot[name])} over"

@@ -448,6 +448,7 @@ def _end(run: Run) -> str:
         "target": f"It ended because {_listed(reached or ['its target'])} was reached.",
         "plateau": "It ended because it no longer improved.",
         "validation": "It ended because the validation loss no longer improved.",
+        "converged": "It ended because it had converged.",
         "callback": "It was ended by a callback.",
     }
     return sentences.get(by, f"It ended because the budget for {by} was used up.")

@@ -287,11 +287,14 @@ class Forecaster:
         self.result: dict[str, float | None] | None = None
         self.validated = any(each.validation_best is not None for each in records)
         self._stalled = False
+        self._converged = False
         if result is not None:
             self.result = {name: json_value(result.get(name)) for name in _FIGURES}
             validation = json_value(result.get("validation_loss"))
             self.validated = self.validated and validation is not None
-            self._stalled = self.validated and result.get("stopped_by") == "validation"
+            stopped_by = result.get("stopped_by")
+            self._converged = stopped_by == "converged"
+            self._stalled = self.validated and stopped_by == "validation"
             if self.validated:
                 self.result["loss"] = validation
         self.spent = dict(records[-1].spent) if records else dict.fromkeys(limits, 0.0)
@@ -420,6 +423,8 @@ class Forecaster:
             ratios = np.minimum(ratios, _TESTABLE * furthest_ratio(curve))
         x = np.array([self._effective(now * ratio) for ratio in ratios])
         known = None if self.result is None else self.result[figure]
+        if self._converged and known is not None:  # more budget changes nothing
+            return np.full((3, len(x)), known)
         if figure == "loss" and self.validated:
             known = float(curve.values[-1]) if known is None else known
             ends = forecast_interval(curve, x, known)

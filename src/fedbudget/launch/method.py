@@ -234,6 +234,8 @@ def solver_text(
     choice = choose_solver(settings, model, sizes)
     if settings.method == "newton":
         return f"Newton's method: {choice.reason}"
+    if choice.newton:
+        return f"descent; method newton would be cheaper: {choice.reason}"
     return f"descent: {choice.reason}"
 
 

@@ -60,7 +60,7 @@ from fedbudget.protocol.features.compression import BroadcastCompressor, Compres
 from fedbudget.protocol.features.feature import FeatureSettings
 from fedbudget.protocol.features.newton import Newton
 from fedbudget.protocol.features.sample_privacy import SamplePrivacy
-from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.messages import CurvatureRound, PeerError
 from fedbudget.protocol.method import Method
 from fedbudget.resources import round_usage
 from fedbudget.resources.meters import Meters
@@ -73,6 +73,9 @@ NODES = "nodes"
 
 _SEEDS = 5
 """Nodes that all others are compared with, to find the majority."""
+
+_MOST_REPORTED = 140_000
+"""Numbers of all nodes of a process in a report; a message has a little more space."""
 
 _CLOSING = 0.05
 """Seconds reserved to close a round in time on a busy machine."""
@@ -105,6 +108,7 @@ def agree_on_task(
     model = model_for(settings, samples, own)
     if settings.method == "newton":
         method = build_method(settings, sizes=sizes, model=model)
+        _require_short_reports(method, max(len(each.sizes) for each in descriptions))
     else:
         method = replace(
             method,
@@ -137,6 +141,18 @@ def agree_on_task(
         except PeerError as error:
             raise UserError(f"a node's data do not fit: {error}") from None
     return settings, method, task, model
+
+
+def _require_short_reports(method: Method, nodes: int) -> None:
+    """Refuse derivatives of more nodes in one process than a message has space for."""
+    assert isinstance(method.newton, Newton)
+    numbers = len(method.newton.reported_finally(CurvatureRound).numbers)
+    most = _MOST_REPORTED // numbers
+    if nodes > most:
+        raise UserError(
+            f"with `method` newton and {numbers:,} numbers in a report, a process may have "
+            f"at most {most} nodes, not {nodes}: use `method` accelerated"
+        )
 
 
 def with_newton_of(method: Method, task: Task) -> Method:

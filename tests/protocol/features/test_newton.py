@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import fedbudget
 from fedbudget.arrays import Float64
 from fedbudget.budget.control import Reason
 from fedbudget.errors import UserError
+from fedbudget.forecasts.forecast import next_forecast
 from fedbudget.models.curvature import packed
 from fedbudget.protocol.features.newton import (
     SOLVED,
@@ -21,6 +23,7 @@ from fedbudget.protocol.features.newton import (
     solve,
 )
 from fedbudget.result import Result
+from fedbudget.runs.folder import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:features are on very different scales")
 
@@ -256,6 +259,33 @@ def test_bytes_are_those_of_numbers() -> None:
     result = solved(regression(8), "linear", budget=["time=60s", "bytes=1MB"])
     first, final = result.rounds
     assert first.b["bytes"] - final.b["bytes"] == 4 * 8 * 20
+
+
+def test_explain_compares_solvers(tmp_path: Path) -> None:
+    shards = regression(9)
+    solved(shards, "linear", out=tmp_path / "solved")
+    summary = Run.open(tmp_path / "solved").summary or {}
+    assert summary["solver"].startswith("Newton's method: solving costs about as much as")
+    fedbudget.train(
+        model="linear",
+        shards=shards,
+        budget="time=60s",
+        costs="simulated",
+        rounds=3,
+        tau=2,
+        out=tmp_path / "descended",
+    )
+    summary = Run.open(tmp_path / "descended").summary or {}
+    assert summary["solver"] == "descent: tau is 2"
+
+
+def test_converged_run_forecasts_no_change() -> None:
+    shards = [(x * 10.0 ** np.array([0, -1, -2, -3]), y) for x, y in classes(4)]
+    result = solved(shards, "softmax", validation=0.2)
+    assert result.stopped_by == SOLVED
+    forecast = next_forecast(result.rounds, result.budget, vars(result)).loss
+    assert forecast is not None
+    assert {forecast.low, forecast.median, forecast.high} == {result.validation_loss}
 
 
 def test_solution_of_flat_directions() -> None:
