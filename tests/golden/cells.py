@@ -416,6 +416,12 @@ ENGINES = [
         same_as="newton-softmax",
         needs=("grpc",),
     ),
+    Cell(
+        "ray-newton",
+        {**NEWTON, "engine": "ray", "actors": 2},
+        same_as="newton-softmax",
+        needs=("ray",),
+    ),
     Cell("flower-reference", FLOWER),
     Cell("flower", FLOWER, how="flower", same_w_as="flower-reference", needs=("flwr",)),
 ]
