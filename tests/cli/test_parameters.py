@@ -115,7 +115,7 @@ class TestCompletion:
             (["serve", "--task", "svm-"], ["svm-dgd-mnist", "svm-digits", "svm-sgd-mnist"]),
             (
                 ["local", "--method", ""],
-                ["accelerated", "frugal", "paper", "centralized", "asynchronous"],
+                ["accelerated", "frugal", "paper", "newton", "centralized", "asynchronous"],
             ),
             (["run", "--engine", ""], ["in-process", "ray", "network"]),
             (["run", "--step-size", ""], ["auto"]),

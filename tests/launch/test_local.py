@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from fedbudget.errors import UserError
+from fedbudget.experiments.evaluate import evaluate
 from fedbudget.launch.execute import execute
 from fedbudget.launch.local import on_this_machine
 from fedbudget.launch.prepared import Overrides
 from fedbudget.models import LinearRegression
 from fedbudget.runs import nodes
+from fedbudget.runs.folder import Run
 from fedbudget.settings.settings import Settings
 
 
@@ -57,3 +59,17 @@ def test_model_object_is_refused() -> None:
         on_this_machine(Settings(), Overrides(model=LinearRegression(3))),
     ):
         pass
+
+
+def test_result_has_the_agreed_class_numbers(tmp_path: Path) -> None:
+    """Nodes number classes by name; this dataset numbers `malignant` before `benign`."""
+    settings = Settings(
+        dataset="breast-cancer", model="softmax", nodes=2, rounds=5, costs="measured"
+    )
+    with on_this_machine(settings) as prepared:
+        result = execute(prepared, out=tmp_path / "run")
+    assert prepared.dataset.classes == ("benign", "malignant")
+    assert result.accuracy is not None
+    assert result.accuracy > 0.9
+    evaluated = evaluate(Run.open(tmp_path / "run"), "breast-cancer")
+    assert evaluated.accuracy == pytest.approx(result.accuracy)

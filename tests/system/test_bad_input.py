@@ -79,7 +79,8 @@ WRONG = [
     ),
     (
         [*RUN, "--method", "magic"],
-        "--method must be accelerated, frugal, paper, centralized or asynchronous, not ",
+        "--method must be accelerated, frugal, paper, newton, centralized or asynchronous, "
+        "not ",
     ),
     (
         [*RUN, "--method", "asynchronous", "--speeds", "1,2"],

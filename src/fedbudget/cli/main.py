@@ -81,7 +81,7 @@ def doctor(
     ca: Path | None = option(None, "CA of the aggregator's certificate, as in join."),
     token_file: Path | None = option(None, "File of tokens, as in serve or join."),
 ) -> None:
-    """Check this machine: packages, kernels, folders, ports, certificates and the clock.
+    """Check this machine: packages, ports, certificates, clock.
 
     The exit code is 1 if there is a problem. Each problem comes with what to do. Nothing is
     sent to the aggregator except the opening of a connection.

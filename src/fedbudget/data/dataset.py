@@ -275,15 +275,19 @@ class Dataset:
         return replace(self, train=train, test=None, layout=layout, standardization=None)
 
     def with_classes(self, classes: tuple[str, ...]) -> "Dataset":
-        """Return the training samples with class numbers of another list of classes.
+        """Return the samples with class numbers of another list of classes.
 
         Args:
           classes: must contain all classes of this dataset.
         """
-        assert self.train.labels is not None
         numbers = class_numbers(self.name, classes, self.classes)
-        train = replace(self.train, labels=numbers[self.train.labels])
-        return replace(self, classes=classes, train=train, test=None)
+
+        def renumbered(part: Part) -> Part:
+            assert part.labels is not None
+            return replace(part, labels=numbers[part.labels])
+
+        test = None if self.test is None else renumbered(self.test)
+        return replace(self, classes=classes, train=renumbered(self.train), test=test)
 
     def table(self, part: Part, target: str) -> Table:
         """Return samples in the form that a model needs.

@@ -108,14 +108,15 @@ def _dataset(
     """Return the samples to evaluate on, as the training samples of a dataset."""
     if name in data.DATASETS:
         dataset = data.load(name, data_dir=data_dir)
+        if set(dataset.classes) <= set(saved.classes):  # other classes: see `evaluate`
+            dataset = _with_classes(dataset, saved)
         return dataset if dataset.test is None else replace(dataset, train=dataset.test)
     path = Path(name)
     if python_file.is_reference(name):
         dataset = from_file(path, options).dataset
         if saved.layout is not None and dataset.raw is not None:
             dataset = dataset.with_layout(saved.layout)
-        if saved.classes and dataset.train.labels is not None:
-            dataset = dataset.with_classes(saved.classes)
+        dataset = _with_classes(dataset, saved)
     elif not path.exists():
         return data.load(name)  # raises the right error
     else:
@@ -129,6 +130,13 @@ def _dataset(
             f"{len(how.mean)}"
         )
     return replace(dataset, train=how.apply(dataset.train), standardization=how)
+
+
+def _with_classes(dataset: Dataset, saved: SavedModel) -> Dataset:
+    """Return the samples with the model's class numbers; nodes sort them by name."""
+    if not saved.classes or dataset.train.labels is None:
+        return dataset
+    return dataset.with_classes(saved.classes)
 
 
 @dataclass(frozen=True)

@@ -169,8 +169,11 @@ def _tell_end(process: "subprocess.Popen[bytes]", server: AggregatorServer) -> N
 def _with_all_data(
     prepared: PreparedRun, settings: Settings, dataset: Dataset
 ) -> PreparedRun:
-    """Add the data of all nodes, which is known on this machine."""
+    """Add the data of all nodes, known on this machine, with the agreed classes."""
     target = prepared.model.target
+    agreed = prepared.dataset.classes
+    if agreed and dataset.train.labels is not None:
+        dataset = dataset.with_classes(agreed)
     return replace(
         prepared,
         settings=replace(

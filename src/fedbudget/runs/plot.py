@@ -46,6 +46,8 @@ MARKERS: dict[str, Marker] = {
     Reason.REST: Marker("h", PURPLE),
     Reason.PRIVACY: Marker("o", GREEN),
     Reason.LENGTHS: Marker("o", PURPLE, filled=False),
+    Reason.NEWTON: Marker("D", GREEN),
+    Reason.CANDIDATE: Marker("D", GREEN, filled=False),
     Reason.FIXED: Marker("D", BLUE),
     Reason.RECOVERY: Marker("X", ORANGE),
 }

@@ -18,6 +18,8 @@ export const REASONS = {
   "rest of the budget": { symbol: "hexagon", colour: "c4" },
   "privacy plan": { symbol: "circle", colour: "c3" },
   "update norms": { symbol: "circle-open", colour: "c4" },
+  "Newton step": { symbol: "diamond", colour: "c3" },
+  "ridge": { symbol: "diamond-open", colour: "c3" },
   "fixed": { symbol: "diamond", colour: "c1" },
   "recovery": { symbol: "x", colour: "c2" },
 };

@@ -42,6 +42,7 @@ import numpy as np
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.budget.budget import Costs
 from fedbudget.budget.control import Decision, Reason
+from fedbudget.budget.solver import MOST_NUMBERS
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.frozen import updated
 from fedbudget.models.curvature import (
@@ -202,6 +203,15 @@ class Newton(Feature):
     quadratic: bool
     cost: float = 0.0
     evaluation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.outputs < 1 or self.inputs < 1:
+            raise ValueError(f"{self.outputs} scores of {self.inputs} parameters")
+        size = self.directions.size
+        if size + size * (size + 1) // 2 > MOST_NUMBERS:
+            raise ValueError(f"a Hessian of {size} coordinates is too large")
+        if not (0 <= self.cost < math.inf and 0 <= self.evaluation < math.inf):
+            raise ValueError(f"a round that costs {self.cost} or {self.evaluation} more")
 
     @property
     def directions(self) -> Directions:
