@@ -22,10 +22,19 @@ from fedbudget.experiments.rivals import (
     TunedResult,
     compare_rivals,
     published_rivals,
+    untuned_rivals,
 )
 from fedbudget.launch.method import build_method
 from fedbudget.protocol.features.estimates import EstimateSlopes
-from fedbudget.protocol.update import Average, FedAdam, FedYogi, ServerMomentum
+from fedbudget.protocol.features.local_step import DeltaSgd, DistanceOverGradients
+from fedbudget.protocol.update import (
+    Average,
+    FedAdam,
+    FedExP,
+    FedYogi,
+    Prodigy,
+    ServerMomentum,
+)
 from fedbudget.settings.settings import Settings
 from support.commands import run_command
 
@@ -123,6 +132,45 @@ class TestSeparateRuns:
         comparison = compare_rivals(paper, folder=tmp_path, rivals=[], seeds=[0], jobs=1)
         assert (comparison.own.name, comparison.others) == ("paper", ())
         assert comparison.own.loss == pytest.approx(self.results(0, method="paper").loss)
+
+
+class TestUntuned:
+    def test_methods(self) -> None:
+        """Whatever the task chooses, as for tuned rivals."""
+        own = replace(SHORT, step_size=0.7, step_fall=0.1, update="fedyogi")
+        made = {rival.name: rival.cells(own) for rival in untuned_rivals()}
+        methods = {name: build_method(cell) for name, (cell,) in made.items()}
+        assert {name: method.update for name, method in methods.items()} == {
+            "FedExP": FedExP(),
+            "Prodigy": Prodigy(),
+            "Δ-SGD": Average(),
+            "DoG": Average(),
+        }
+        assert [method.local_step for method in methods.values()] == [
+            None,
+            None,
+            DeltaSgd(),
+            DistanceOverGradients(),
+        ]
+        etas = [method.step_size.first().eta for method in methods.values()]
+        assert etas == [0.1, 0.1, 0.2, 1.0]
+
+    def test_they_have_one_run_a_seed(self, tmp_path: Path) -> None:
+        rivals = untuned_rivals()
+        done = []
+        comparison = compare_rivals(
+            SHORT,
+            folder=tmp_path,
+            rivals=rivals,
+            seeds=[0, 1],
+            jobs=1,
+            progress=lambda made, of, failed: done.append((made, failed)),
+        )
+        _, *others = comparison.others
+        assert [other.name for other in others] == [rival.name for rival in rivals]
+        assert {(other.runs, other.tuned_to) for other in others} == {(0, "nothing")}
+        assert all(other.loss < math.inf for other in others)
+        assert done[-1] == (2 * 2 + 2 * 4, 0)
 
 
 class TestTuning:
@@ -277,6 +325,7 @@ class TestCommand:
         )["comparisons"]
         assert comparison["title"] == "linear on homes.csv, 5 nodes, dirichlet:0.5"
         names = "paper FedAvg FedAvgM FedAdam FedYogi SCAFFOLD FedProx FedNova"
+        names += " FedExP Prodigy Δ-SGD DoG"
         assert [other["name"] for other in comparison["others"]] == names.split()
         table = self.printed("--partition dirichlet:0.5", capsys).splitlines()
         assert (

@@ -45,6 +45,10 @@ METHODS: dict[str, dict[str, Any]] = {
         "step_size": 0.1,
         "step_fall": 0.5,
     },
+    "step lengths": {"update": "fedexp", "tau": 4, "step_size": 0.1},
+    "distance": {"update": "prodigy", "tau": 4, "step_size": 0.1},
+    "curvature": {"local_step": "delta-sgd", "participation": 0.5, "tau": 4},
+    "own steps": {"local_step": "dog", "participation": 0.5, "tau": 4},
     "centralized": {"method": "centralized", "batch_size": 8, "rounds": 40},
     "asynchronous": {"method": "asynchronous", "batch_size": 8},
 }

@@ -103,6 +103,7 @@ def test_file_contains_every_option(tmp_path: Path) -> None:
             server_epsilon=1e-3,
             proximal=0.01,
         ),
+        Settings(local_step="dog", tau=10),
         Settings(
             budget=("privacy=4",),
             privacy_delta=1e-6,

@@ -70,9 +70,10 @@ def compare(
     federated averaging, whatever the method of adaptive τ.
 
     With --rivals, the untuned method is compared with the paper's method and with FedAvg,
-    FedAvgM, FedAdam, FedYogi and SCAFFOLD at the same budget. Local updates, step size,
-    momentum and the final decay of each rival are tuned by its final loss, which favours
-    the rivals. This takes hundreds of runs, which are made in parallel. Finished runs are
+    FedAvgM, FedAdam, FedYogi, SCAFFOLD, FedProx and FedNova at the same budget. Local
+    updates, step size, momentum and the final decay of each rival are tuned by its final
+    loss, which favours the rivals. FedExP, Prodigy, Δ-SGD and DoG need no tuning, and are
+    not tuned. This takes hundreds of runs, which are made in parallel. Finished runs are
     kept: after Ctrl-C, run the same command to continue. A new version, other settings or
     another folder start again. If samples in a file have changed, use another --out. With
     --costs measured, use --jobs 1.
@@ -177,9 +178,13 @@ def _compare_rivals(
     output: OutputOptions,
 ) -> None:
     """Compare on every task, and print each table as soon as it is complete."""
-    from fedbudget.experiments.rivals import compare_rivals, published_rivals
+    from fedbudget.experiments.rivals import (
+        compare_rivals,
+        published_rivals,
+        untuned_rivals,
+    )
 
-    candidates = published_rivals(taus=taus, quick=quick)
+    candidates = (*published_rivals(taus=taus, quick=quick), *untuned_rivals())
     comparisons = []
     folder: Path = output.out or SWEEPS / "rivals"
     try:

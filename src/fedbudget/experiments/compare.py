@@ -23,6 +23,7 @@ PLAIN_UPDATE: Mapping[str, Any] = dict.fromkeys(
         "server_beta2",
         "server_epsilon",
         "proximal",
+        "local_step",
     )
 )
 """The settings of plain averaging."""

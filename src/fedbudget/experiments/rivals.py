@@ -10,6 +10,8 @@ runs, a rival is tuned in three steps:
    This is repeated while there are new neighbours.
 3. The best cells with all seeds. The result is the cell with the lowest mean loss.
 
+Rivals without knobs (`untuned_rivals`) have an empty grid, and are not tuned.
+
 A run that fails, or has no finite loss, counts as an infinite loss.
 
 Finished runs are kept (cells.py), so an interrupted comparison can be continued.
@@ -73,7 +75,8 @@ class Rival:
     Args:
       name: the usual name of the method.
       settings: the settings that define the method.
-      grid: the values to try for each knob, including τ and η.
+      grid: the values to try for each knob, including τ and η; empty for a method that is
+        not tuned.
     """
 
     name: str
@@ -104,6 +107,8 @@ class Rival:
         >>> [(each.tau, each.step_size, each.step_fall) for each in near]
         [(10, 0.3, 0.35), (3, 0.3, None), (10, 0.1, None), (10, 1.0, None)]
         """
+        if not self.grid:
+            return []
         cells = [replace(cell, step_fall=None if cell.step_fall else FALL)]
         for name in ("tau", "step_size", "server_step_size", "proximal"):
             values = self.grid.get(name, ())
@@ -141,6 +146,21 @@ def published_rivals(
         Rival("SCAFFOLD", {**average, "drift_correction": True}, local),
         Rival("FedProx", average, {**local, **proximal}),
         Rival("FedNova", {**average, "workload": "by-data"}, local),
+    )
+
+
+def untuned_rivals() -> tuple[Rival, ...]:
+    """Return published methods that need no tuning: FedExP, Prodigy, Δ-SGD and DoG.
+
+    All have τ = 10. FedExP and Prodigy move the global model, and nodes have η = 0.1.
+    """
+    server = {"tau": 10, "step_size": 0.1}
+    nodes = {"tau": 10, "step_size": None, "update": "average"}
+    return (
+        Rival("FedExP", {**server, "update": "fedexp"}, {}),
+        Rival("Prodigy", {**server, "update": "prodigy"}, {}),
+        Rival("Δ-SGD", {**nodes, "local_step": "delta-sgd"}, {}),
+        Rival("DoG", {**nodes, "local_step": "dog"}, {}),
     )
 
 
@@ -230,7 +250,7 @@ def compare_rivals(
     Args:
       settings: of the untuned method. Rivals use the same data, model, nodes and budget.
       folder: finished runs are kept here.
-      rivals: all published rivals with full grids by default.
+      rivals: all published rivals by default, tuned with full grids or untuned.
       seeds: of the runs. Rivals are tuned with the first.
       climbs: how often neighbours of the best cells are tried.
       jobs: runs in parallel; one per core by default.
@@ -239,7 +259,7 @@ def compare_rivals(
     Returns:
       The mean results over seeds.
     """
-    rivals = published_rivals() if rivals is None else rivals
+    rivals = (*published_rivals(), *untuned_rivals()) if rivals is None else rivals
     require_compatible(settings, engine="in-process", rivals=True)
     if not (seeds and all(values for rival in rivals for values in rival.grid.values())):
         raise UserError("rivals need at least one seed, and one value of each knob")
@@ -295,7 +315,7 @@ def _tuned(
         best = min(last, key=lambda cell: runs.result("", {}, cell, seeds).loss)
         knobs = {name: getattr(best, name) for name in (*rival.grid, "step_fall")}
         given = {name: value for name, value in knobs.items() if value is not None}
-        made = {*tried[rival.name], *_with_seeds(last, seeds)}
+        made = {*tried[rival.name], *_with_seeds(last, seeds)} if rival.grid else ()
         results.append(runs.result(rival.name, given, best, seeds, len(made)))
     return results
 

@@ -28,6 +28,7 @@ from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.features import dropout
 from fedbudget.protocol.features.feature import Quantize, trial_rounds
 from fedbudget.protocol.features.held_out import SHARE, held_out_rows
+from fedbudget.protocol.features.local_step import LOCAL_STEPS
 from fedbudget.protocol.features.newton import Newton, NewtonAggregator
 from fedbudget.protocol.features.node_privacy import PrivateAggregator
 from fedbudget.protocol.features.sample_privacy import (
@@ -101,6 +102,7 @@ def build_method(
         one_step=accelerated,
         delta=delta,
         proximal=settings.proximal,
+        local_step=LOCAL_STEPS[settings.local_step]() if settings.local_step else None,
         spending=PaperSpending() if paper else CarefulSpending(longest),
         by_data=by_data,
         by_speed=settings.tau_max if by_speed else None,
@@ -278,7 +280,11 @@ def _controller(
 def _step_size(settings: Settings) -> StepSize:
     if automatic_step(settings):
         return SearchedStep() if settings.method == "accelerated" else AutoStep()
-    eta = 0.01 if settings.step_size is None else float(settings.step_size)
+    eta = 0.01
+    if settings.step_size is not None:
+        eta = float(settings.step_size)
+    elif settings.local_step is not None:
+        eta = LOCAL_STEPS[settings.local_step].eta
     return FallingStep(eta, settings.step_fall) if settings.step_fall else FixedStep(eta)
 
 

@@ -443,7 +443,7 @@ class Aggregator:
         if mean is not None:
             for feature in self._unbias:
                 mean = feature.unbias(state.states.get(feature.name), broadcast, mean)
-        moved = move(state, method.update, mean, start, broadcast.span, scale)
+        moved = move(state, method.update, mean, start, broadcast.span, scale, sums)
         if moved.recover:
             step_size = method.step_size.recover(state.step_size, inputs)
         slowdown = pace(step_size.eta, broadcast.eta * scale)

@@ -16,12 +16,14 @@ from fedbudget.protocol.combine import CombineRule, WeightedMean, averages
 from fedbudget.protocol.features.drift import DriftCorrection
 from fedbudget.protocol.features.dropout import Dropout
 from fedbudget.protocol.features.estimates import EstimateSlopes
-from fedbudget.protocol.features.feature import Feature, Noise
+from fedbudget.protocol.features.feature import Feature, Noise, defining
+from fedbudget.protocol.features.local_step import LocalStep
 from fedbudget.protocol.features.momentum import Momentum
 from fedbudget.protocol.features.proximal import Proximal
+from fedbudget.protocol.features.step_lengths import StepLengths
 from fedbudget.protocol.features.validation import Validation
 from fedbudget.protocol.features.workload import STRETCH, DataWorkload, SpeedWorkload
-from fedbudget.protocol.update import Average, UpdateRule, moves
+from fedbudget.protocol.update import Average, FedExP, UpdateRule, moves
 
 Delta = Literal["gradient", "parameters"]
 """The quantity that δ is estimated from."""
@@ -63,6 +65,7 @@ class Method:
       one_step: whether nodes estimate β over one local update, from the first round on.
       delta: whether δ is estimated from the nodes' gradients or from their parameters.
       proximal: μ of FedProx, which keeps local updates close to w(t₀).
+      local_step: how nodes choose the step sizes of their local updates; None if all use η.
       spending: plans the spending of the budget.
       by_speed: largest number of updates of a node if faster nodes make more; None if all
         make the same number.
@@ -86,6 +89,7 @@ class Method:
     one_step: bool = False
     delta: Delta = "gradient"
     proximal: float | None = None
+    local_step: LocalStep | None = None
     spending: SpendingRule = field(default_factory=CarefulSpending)
     by_speed: int | None = None
     by_data: tuple[int, ...] | None = None
@@ -112,9 +116,22 @@ class Method:
             raise UserError(
                 "different numbers of local updates for each node require drift correction"
             )
+        self._require_own_steps()
         names = [feature.name for feature in self.features]
         if len(set(names)) < len(names):
             raise UserError(f"two features have the same name: {', '.join(names)}")
+
+    def _require_own_steps(self) -> None:
+        if self.local_step is None:
+            return
+        features = self.features
+        changed = defining(features, "shift") + defining(features, "pull")
+        if changed or self.step_size.adapts or self.by_data is not None:
+            raise UserError(
+                f"local updates with the step sizes of {self.local_step.name} need plain "
+                "gradients and a fixed step size: without drift correction, momentum, "
+                "`proximal` and other workloads"
+            )
 
     @cached_property
     def features(self) -> tuple[Feature, ...]:
@@ -148,6 +165,10 @@ class Method:
                     one_step=adapts and self.one_step,
                 )
             )
+        if isinstance(self.update, FedExP):
+            features.append(StepLengths())
+        if self.local_step is not None:
+            features.append(self.local_step)
         if moves(self.update):
             features.append(Momentum(self.update.carried))
         if self.by_data is not None:

@@ -28,6 +28,8 @@ from fedbudget.protocol.outliers import Outlier, PeerGroups, cap_figures
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.sums import Sums, norms
 from fedbudget.protocol.update import (
+    SQUARED_STEP,
+    FedExP,
     MovingRule,
     UpdateRule,
     moves,
@@ -258,6 +260,7 @@ def move(
     start: Float32,
     span: float = 0.0,
     scale: float = 1.0,
+    sums: Sums | None = None,
 ) -> Moved:
     """Compute w(t).
 
@@ -268,8 +271,11 @@ def move(
       start: starting point of the nodes' gradients, [parameters].
       span: η τ of the round; 0 if nodes use their own step sizes.
       scale: factor by which the nodes' updates were too short.
+      sums: sums of the reports; None in a private run.
     """
     update = state.update
+    if sums is not None and isinstance(rule, FedExP):
+        update = rule.measured(update, scale * scale * sums.weighted_mean(SQUARED_STEP))
     if mean is not None:
         after, w = _next_w(state, rule, update, mean, start, span, scale)
         if np.isfinite(w).all():

@@ -13,13 +13,17 @@ With Δ = mean - w(t₀), which acts as a step along the negative gradient, per 
     fedyogi     v ← v - (1-β₂) Δ² sign(v - Δ²)              Reddi et al., ICLR 2021
                 m ← β₁ m + (1-β₁) Δ                         (both)
                 w(t) = w(t₀) + s m / (√v + ε)               (both)
+    fedexp      w(t) = w(t₀) + max(1, ‖Δ_i‖² on average / 2 (‖Δ‖² + ε)) Δ
+                                                            Jhunjhunwala et al., ICLR 2023
+    prodigy     see `Prodigy`                               Mishchenko & Defazio, ICML 2024
     accelerate  see `Accelerate`; the default method's rule
 
 In FedAdam and FedYogi m starts at 0 and v at ε², the smallest value that Algorithm 2 of
 Reddi et al. allows. m and v have no bias correction: Algorithm 2 has none, although some
 implementations add it. Their paper writes τ for ε and η for s; both letters have other
 meanings here. Features change local updates: SCAFFOLD (features/drift.py), FedNova
-(features/workload.py) and FedProx (features/proximal.py).
+(features/workload.py), FedProx (features/proximal.py), Δ-SGD and DoG
+(features/local_step.py).
 
 **K-means** (`KMeansSplit`). The first centres are drawn without access to samples, which
 stay at the nodes. One of them may be the nearest to almost all samples. It moves into
@@ -58,6 +62,9 @@ from fedbudget.frozen import updated
 
 _MOVED_FIRST = 0.5  # share of the longest step above which a centre is active in round 1
 _MOVED = 1e-3  # the same in later rounds; shorter steps are rounding errors
+SQUARED_STEP = "squared_step"
+"""Name of ‖w_i(t) - w(t₀)‖² in reports."""
+
 _OFFSET = np.float32(0.01)  # distance of a split centre, as a share of the other's step
 
 
@@ -371,6 +378,140 @@ class FedYogi(_AdaptiveRule):
         return v - change
 
 
+@dataclass(frozen=True)
+class StepSquares:
+    """State of `FedExP`: mean of ‖Δ_i‖² over the nodes of the last round."""
+
+    mean: float = 0.0
+
+
+@dataclass(frozen=True)
+class FedExP:
+    """Extrapolates the mean update while nodes disagree (Jhunjhunwala et al., 2023).
+
+        w(t) = w(t₀) + max(1, Σ_i ‖Δ_i‖² / 2m (‖Δ‖² + ε)) Δ
+
+    with Δ_i = w_i(t) - w(t₀) of m nodes. Here nodes count by their samples, as in Δ. They
+    report ‖Δ_i‖² (features/step_lengths.py); without reports the rule averages. The
+    authors' code multiplies ε by m, and evaluates the mean of the last two w.
+
+    Args:
+      epsilon: ε; a larger value extrapolates less.
+
+    >>> rule, w = FedExP(epsilon=1.0), np.zeros(2, np.float32)
+    >>> state = rule.measured(rule.first(w), 40.0)
+    >>> rule.next(state, w, w + 2)[1]  # 40 / 2 (8 + 1) = 2.22
+    array([4.4444447, 4.4444447], dtype=float32)
+    """
+
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _require_positive("epsilon", self.epsilon)
+
+    def first(self, w: Float32) -> StepSquares:
+        return StepSquares()
+
+    def measured(self, state: StepSquares, mean: float) -> StepSquares:
+        """Return the state for the coming step.
+
+        Args:
+          state: the previous state.
+          mean: mean of ‖Δ_i‖²; NaN if no node reported it.
+        """
+        return StepSquares(mean)
+
+    def next(
+        self, state: StepSquares, w: Float32, mean: Float32
+    ) -> tuple[StepSquares, Float32]:
+        with np.errstate(over="ignore", invalid="ignore"):  # a diverged run recovers later
+            delta = mean - w
+            square = float(np.square(delta, dtype=np.float64).sum())
+            factor = max(1.0, state.mean / (2 * (square + self.epsilon)))
+            return state, mean if factor == 1 else w + np.float32(factor) * delta
+
+
+@dataclass(frozen=True)
+class Travel:
+    """State of `Prodigy`.
+
+    Args:
+      origin: w(0), [parameters].
+      s, m, v: decayed sums of gradients, gradients and squares, [parameters] each.
+      r: decayed sum of ⟨g, w(0) - w⟩.
+      d: estimated distance from w(0) to the optimum.
+    """
+
+    origin: Float32
+    s: Float32
+    m: Float32
+    v: Float32
+    r: float
+    d: float
+
+
+@dataclass(frozen=True)
+class Prodigy:
+    """Adam with a step size that follows from the estimated distance to the optimum.
+
+    Mishchenko and Defazio (2024), at the aggregator, with g = -Δ as the gradient and
+    β₃ = √β₂:
+
+        r ← β₃ r + (d²/d₀) ⟨g, w(0) - w⟩        s ← β₃ s + (d²/d₀) g
+        m ← β₁ m + (1-β₁) d g                   v ← β₂ v + (1-β₂) d² g²
+        d' = max(d, r / ‖s‖₁)
+        w ← w - d m / (√v + d' ε)               d ← d'
+
+    Args:
+      momentum: β₁.
+      beta2: β₂.
+      epsilon: ε.
+      first_distance: d₀, less than the distance to any optimum.
+
+    >>> rule, w = Prodigy(momentum=0.0, first_distance=0.5), np.zeros(1, np.float32)
+    >>> state, w = rule.next(rule.first(w), w, w + 1)  # m = -d, √v = 0.0316 d
+    >>> w.round(2), rule.next(state, w, w + 1)[0].d.__round__(2)
+    (array([15.81], dtype=float32), 7.91)
+    """
+
+    momentum: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    first_distance: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _require_decay("momentum", self.momentum)
+        _require_decay("beta2", self.beta2)
+        _require_positive("epsilon", self.epsilon)
+        _require_positive("first_distance", self.first_distance)
+
+    def first(self, w: Float32) -> Travel:
+        nothing = np.zeros_like(w)
+        return Travel(w, nothing, nothing, nothing, 0.0, self.first_distance)
+
+    def next(self, state: Travel, w: Float32, mean: Float32) -> tuple[Travel, Float32]:
+        d = state.d
+        beta3 = math.sqrt(self.beta2)
+        weight = d / self.first_distance * d
+        with np.errstate(over="ignore", invalid="ignore"):  # a diverged run recovers later
+            g = w - mean
+            back = (state.origin - w).astype(np.float64)
+            r = beta3 * state.r + weight * float(g @ back)
+            s = np.float32(beta3) * state.s + np.float32(weight) * g
+            m = (
+                np.float32(self.momentum) * state.m
+                + np.float32((1 - self.momentum) * d) * g
+            )
+            v = np.float32(self.beta2) * state.v
+            v += np.float32((1 - self.beta2) * d * d) * np.square(g)
+            length = float(np.abs(s).sum(dtype=np.float64))
+            if length == 0:
+                return state, w
+            grown = max(d, r / length)
+            step = np.float32(d) * m / (np.sqrt(v) + np.float32(grown * self.epsilon))
+        return Travel(state.origin, s, m, v, r, grown), w - step
+
+
 def _require_decay(name: str, value: float) -> None:
     if not 0 <= value < 1:
         raise UserError(f"{name} must be at least 0 and below 1, not {value:g}")
@@ -387,6 +528,8 @@ UPDATE_RULES: Mapping[str, type[Any]] = {
     "fedavgm": ServerMomentum,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
+    "fedexp": FedExP,
+    "prodigy": Prodigy,
 }
 """Update rules by the names in settings; the fields of each are its options."""
 

@@ -100,13 +100,14 @@ def update_rule(settings: Any, *, private: bool) -> str:
         return "fedavgm"  # updates cost rounds, and momentum needs fewer of them
     # K-means has no momentum: a centre may have other samples in the next round.
     momentum = settings.method == "accelerated" and settings.model != "kmeans"
-    return "accelerate" if momentum and not private else "average"
+    plain = private or settings.local_step is not None
+    return "accelerate" if momentum and not plain else "average"
 
 
 def automatic_step(settings: Any) -> bool:
     """Return whether the step size adapts by itself."""
     if settings.step_size is None:
-        return settings.method in ADAPTIVE
+        return settings.method in ADAPTIVE and settings.local_step is None
     return bool(settings.step_size == "auto")
 
 
@@ -191,6 +192,7 @@ _NEWTON = _is("method", "newton")
 _AUTOMATIC_STEP = Condition(
     "step_size", "auto, the default of methods accelerated and frugal", automatic_step
 )
+_OWN_STEPS = _given("local_step")
 
 
 def _unless_drift_is_corrected(condition: Condition) -> Condition:
@@ -208,6 +210,7 @@ _WITHOUT_DRIFT_CORRECTION = (
     _unless_drift_is_corrected(_is_not("update", None, "average")),
     _unless_drift_is_corrected(_is("combine", "trimmed", "median")),
     _unless_drift_is_corrected(_given("proximal")),
+    _unless_drift_is_corrected(_OWN_STEPS),
 )
 """Conditions without which a run corrects drift; `proximal` already limits drift."""
 
@@ -223,6 +226,7 @@ def _baselines() -> Iterator[Conflict]:
         _given("attack"),
         _FALLING,
         _given("proximal"),
+        _OWN_STEPS,
     )
     for each in missing:
         yield Conflict(
@@ -257,9 +261,9 @@ def _of_methods() -> Iterator[Conflict]:
         "itself",
     )
     unused = {
-        "server_step_size": ("average", "accelerate"),
-        "server_momentum": ("average",),
-        "server_beta2": ("average", "accelerate", "fedavgm"),
+        "server_step_size": ("average", "accelerate", "fedexp", "prodigy"),
+        "server_momentum": ("average", "fedexp"),
+        "server_beta2": ("average", "accelerate", "fedavgm", "fedexp"),
         "server_epsilon": ("average", "accelerate", "fedavgm"),
     }
     for option, rules in unused.items():
@@ -268,7 +272,8 @@ def _of_methods() -> Iterator[Conflict]:
         yield Conflict(
             (_given(option), without),
             f"`{option}` has no effect with `update` {{rule}}",
-            "set `update`, which otherwise follows from `method`, `model` and `budget`",
+            "set `update`, which otherwise follows from `method`, `model`, `budget` and "
+            "`local_step`",
         )
     yield Conflict(
         (_on("drift_correction"), _is("combine", "trimmed", "median")),
@@ -307,6 +312,33 @@ def _of_methods() -> Iterator[Conflict]:
     )
 
 
+def _of_local_steps() -> Iterator[Conflict]:
+    added = (
+        _on("drift_correction"),
+        _given("proximal"),
+        Condition("update", "accelerate", _is("rule", "accelerate").holds),
+        _is("workload", "by-data"),
+        _is("step_size", "auto"),
+    )
+    for each in added:
+        yield Conflict(
+            (_OWN_STEPS, each),
+            f"`local_step` {{local_step}} does not work with `{each.option}` "
+            f"{{{each.option}}}, which changes local updates too",
+            "omit one of them",
+        )
+    yield Conflict(
+        (_OWN_STEPS, _is("tau", "adaptive"), _is("method", "frugal", "paper")),
+        "`method` {method} chooses `tau` from η, which `local_step` {local_step} replaces",
+        "fix `tau`, or use `method` accelerated",
+    )
+    yield Conflict(
+        (_SECURE, _is("local_step", "dog")),
+        "`local_step` dog does not work with `secure_aggregation`, in which all nodes need "
+        "the same starting point",
+    )
+
+
 def _only_descent() -> Iterator[Conflict]:
     """Yield what does not work with Newton's method, without the condition on `method`."""
     instead = "omit it, or use `method` accelerated"
@@ -316,6 +348,7 @@ def _only_descent() -> Iterator[Conflict]:
         _given("drift_correction"),
         _given("delta"),
         _given("proximal"),
+        _OWN_STEPS,
         _given("phi"),
         _given("workload"),
         _is_not("tau", "adaptive"),
@@ -393,6 +426,8 @@ def _of_privacy() -> Iterator[Conflict]:
         _given("patience"),
         _given("delta"),
         _given("phi"),
+        _OWN_STEPS,
+        _is("update", "fedexp"),
     )
     for each in need_reports:
         yield Conflict(
@@ -633,6 +668,7 @@ def _of_commands() -> Iterator[Conflict]:
 CONFLICTS = (
     *_baselines(),
     *_of_methods(),
+    *_of_local_steps(),
     *_of_newton(),
     *_of_data(),
     *_of_privacy(),

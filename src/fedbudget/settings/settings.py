@@ -39,6 +39,7 @@ from fedbudget.settings.types import (
     Fraction,
     Gamma,
     Keep,
+    LocalStepName,
     MethodName,
     Most,
     Names,
@@ -366,9 +367,16 @@ class Settings:
         "method",
         shown="0",
     )
+    local_step: LocalStepName | None = option(
+        None,
+        "Step sizes that nodes choose themselves in local updates: delta-sgd or dog.",
+        "method",
+        shown="all nodes use η",
+    )
     update: UpdateName | None = option(
         None,
-        "Update rule of the aggregator: average, accelerate, fedavgm, fedadam or fedyogi.",
+        "Update rule of the aggregator: average, accelerate, fedavgm, fedadam, fedyogi, "
+        "fedexp or prodigy.",
         "method",
         shown="accelerate with method accelerated, else average",
     )
@@ -386,19 +394,22 @@ class Settings:
     )
     server_momentum: Fraction | None = option(
         None,
-        "Momentum of the update rule: β of accelerate and fedavgm, β₁ of fedadam and "
-        "fedyogi.",
+        "Momentum of the update rule: β of accelerate and fedavgm, β₁ of fedadam, fedyogi "
+        "and prodigy.",
         "method",
         shown="0.95 with accelerate, else 0.9",
     )
     server_beta2: Fraction | None = option(
-        None, "β₂ of fedadam and fedyogi.", "method", shown="0.99"
+        None,
+        "β₂ of fedadam, fedyogi and prodigy.",
+        "method",
+        shown="0.99, or 0.999 with prodigy",
     )
     server_epsilon: Positive | None = option(
         None,
-        "ε of fedadam and fedyogi; larger values adapt less.",
+        "ε of fedadam, fedyogi, fedexp and prodigy; larger values adapt less.",
         "method",
-        shown="0.001",
+        shown="0.001, or 1e-8 with prodigy",
     )
     proximal: Positive | None = option(
         None,

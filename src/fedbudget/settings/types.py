@@ -14,7 +14,10 @@ CostSource = Literal["simulated", "measured"]
 Compression = Literal["none", "16-bit", "8-bit", "auto"]
 EngineName = Literal["in-process", "ray", "network"]
 Keep = Literal["best-loss", "best-on-test"]
-UpdateName = Literal["average", "accelerate", "fedavgm", "fedadam", "fedyogi"]
+UpdateName = Literal[
+    "average", "accelerate", "fedavgm", "fedadam", "fedyogi", "fedexp", "prodigy"
+]
+LocalStepName = Literal["delta-sgd", "dog"]
 WorkloadName = Literal["by-speed", "equal", "by-data"]
 CombineName = Literal["mean", "clipped", "trimmed", "median"]
 LogFormat = Literal["text", "json"]
@@ -73,6 +76,7 @@ class SettingsOptions(TypedDict, total=False):
     attackers: Count | None
     batch_size: BatchSize | None
     step_fall: Share | None
+    local_step: LocalStepName | None
     server_step_size: Positive | None
     server_momentum: Fraction | None
     server_beta2: Fraction | None
