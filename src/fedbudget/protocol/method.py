@@ -17,10 +17,9 @@ from fedbudget.protocol.features.drift import DriftCorrection
 from fedbudget.protocol.features.dropout import Dropout
 from fedbudget.protocol.features.estimates import EstimateSlopes
 from fedbudget.protocol.features.feature import Feature, Noise, defining
-from fedbudget.protocol.features.local_step import LocalStep
+from fedbudget.protocol.features.local_step import LocalStep, StepLengths
 from fedbudget.protocol.features.momentum import Momentum
 from fedbudget.protocol.features.proximal import Proximal
-from fedbudget.protocol.features.step_lengths import StepLengths
 from fedbudget.protocol.features.validation import Validation
 from fedbudget.protocol.features.workload import STRETCH, DataWorkload, SpeedWorkload
 from fedbudget.protocol.update import Average, FedExP, UpdateRule, moves

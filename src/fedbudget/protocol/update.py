@@ -392,7 +392,7 @@ class FedExP:
         w(t) = w(t₀) + max(1, Σ_i ‖Δ_i‖² / 2m (‖Δ‖² + ε)) Δ
 
     with Δ_i = w_i(t) - w(t₀) of m nodes. Here nodes count by their samples, as in Δ. They
-    report ‖Δ_i‖² (features/step_lengths.py); without reports the rule averages. The
+    report ‖Δ_i‖² (features/local_step.py); without reports the rule averages. The
     authors' code multiplies ε by m, and evaluates the mean of the last two w.
 
     Args:

@@ -1,4 +1,5 @@
-"""Step sizes that nodes choose themselves in their local updates, without a knob.
+"""Published rules without a knob, in local updates: step sizes that nodes choose themselves,
+and the lengths of steps from which FedExP follows (`FedExP` in update.py).
 
 A node moves by w ← w - η_k g_k, with g_k = ∇F_i(w) on the k-th mini-batch, and its own η_k
 in place of η.
@@ -35,13 +36,15 @@ from fedbudget.data.sampling import BatchIndices
 from fedbudget.models.base import Descent
 from fedbudget.protocol.features.estimates import one_of
 from fedbudget.protocol.features.feature import (
+    MOST_BEYOND,
     Feature,
     LocalRound,
     NodeMemory,
+    Reported,
     register_feature,
 )
 from fedbudget.protocol.sums import norms
-from fedbudget.protocol.update import without_statistics
+from fedbudget.protocol.update import SQUARED_STEP, without_statistics
 
 _START = 1e-6  # first distance of DoG, relative to 1 + ‖w_0‖
 _SMALL = 1e-8  # in the sum of DoG
@@ -178,6 +181,23 @@ def _norms(values: Float32, center: Float32, statistics: int) -> Float64:
         center, statistics
     )
     return norms(difference, np.zeros_like(difference[0]))
+
+
+@register_feature
+@dataclass(frozen=True)
+class StepLengths(Feature):
+    """Every node reports ‖w_i(t) - w(t₀)‖². Diverged nodes do not count."""
+
+    name: ClassVar[str] = "step-lengths"
+
+    def reported(self, first: bool) -> Reported:
+        return Reported({SQUARED_STEP: MOST_BEYOND}, optional=True)
+
+    def report(self, local: LocalRound) -> Mapping[str, Float64]:
+        assert local.w is not None
+        with np.errstate(over="ignore", invalid="ignore"):  # diverged nodes
+            lengths = _norms(local.w, local.broadcast.w, local.statistics)
+            return {SQUARED_STEP: np.square(lengths)}
 
 
 LOCAL_STEPS: Mapping[str, type[LocalStep]] = {
