@@ -1,5 +1,7 @@
-"""Published rules without a knob, in local updates: step sizes that nodes choose themselves,
-and the lengths of steps from which FedExP follows (`FedExP` in update.py).
+"""Published rules for local updates, without a knob.
+
+Nodes choose step sizes themselves, or report the lengths of their steps, from which FedExP
+follows (`FedExP` in update.py).
 
 A node moves by w ← w - η_k g_k, with g_k = ∇F_i(w) on the k-th mini-batch, and its own η_k
 in place of η.
