@@ -24,6 +24,7 @@ def caches(folder: Path) -> dict[str, float]:
 def test_processes_with_empty_caches(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         options = ["--nodes", "2", "--model", "softmax", "--test", "digits", "--out", "run"]
+        options += ["--spend-all"]
         aggregator = cold(start, "serve", "127.0.0.1:0", *options, "--budget", "time=30s")
         port = aggregator.port
         shards = [

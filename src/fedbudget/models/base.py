@@ -166,9 +166,11 @@ class BaseModel(ABC):
 
     Attributes:
       convex: whether the loss is convex in w, so that means of parameters are meaningful.
+      smooth: whether gradients change continuously with w.
     """
 
     convex: ClassVar[bool] = False
+    smooth: ClassVar[bool] = True
     _metrics: Mapping[str, Callable[..., Any]] = {}
 
     @property

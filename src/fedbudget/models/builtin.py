@@ -248,10 +248,12 @@ def _softmax(scores: Float64) -> Float64:
 class KMeans(KernelModel):
     """Clusters without targets.
 
-    w(0) is uniform in [0, 1), because equal centres would stay equal.
+    w(0) is uniform in [0, 1), because equal centres would stay equal. The gradient jumps
+    where a sample changes its centre.
     """
 
     name: ClassVar[str] = "kmeans"
+    smooth: ClassVar[bool] = False
     target: ClassVar[Target] = "none"
     OPTIONS: ClassVar[ModelOptions] = {"clusters": 4}
     features: int

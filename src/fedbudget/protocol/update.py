@@ -630,11 +630,13 @@ def scaled_from(start: Float32, w: Float32, scale: Float32, statistics: int) -> 
     Args:
       start: [parameters].
       w: w_i of the nodes, [nodes, parameters].
-      scale: factor for each node, [nodes]; running statistics stay.
+      scale: factor for each node, [nodes]; running statistics stay. A node with factor 1
+        keeps its bits, so they do not depend on the other nodes of its fleet.
       statistics: how many of w's last numbers are running statistics.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # diverged nodes
         scaled: Float32 = w - start
         scaled *= scale[:, None]
         scaled += start
+    np.copyto(scaled, w, where=(scale == 1)[:, None])
     return with_statistics_of(w, scaled, statistics) if statistics else scaled

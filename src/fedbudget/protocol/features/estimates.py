@@ -34,7 +34,8 @@ itself, is a stable step that is long enough to measure. β̂_i is the larger of
 A gradient may have almost no part along the steepest direction, for example if features
 are collinear. Local updates would then explode along it. Two more gradients therefore
 continue as power iteration (`_steepest`): the change of the gradient at the step s is the
-next direction, at the same distance from w. β̂_i is the largest slope found.
+next direction, at the same distance from w. β̂_i is the largest slope found. K-means is left
+out: its gradient jumps, so slopes over short distances have no meaning.
 
 This describes the start of the run only. A network with several layers often starts in a
 flat region, because small layers hide one another, and becomes steeper later: β(s) rises
@@ -559,9 +560,11 @@ def first_steepness(
     longest = steps[last] * np.where(last + 1 < len(STEPS), 10.0, _BEYOND)
     within = np.clip(steep, 1 / longest, 1 / steps[last])
     beta = np.maximum(np.where(short > 0, within, slopes[0]), far)
-    distances = steps[last] * lengths
-    across = _steepest(model, shards, indices, w, gradients, change, distances)
-    return np.where(lengths > 0, np.maximum(beta, across), np.nan)
+    if getattr(model, "smooth", True):
+        distances = steps[last] * lengths
+        across = _steepest(model, shards, indices, w, gradients, change, distances)
+        beta = np.maximum(beta, across)
+    return np.where(lengths > 0, beta, np.nan)
 
 
 def _steepest(
