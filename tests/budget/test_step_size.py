@@ -149,13 +149,14 @@ class TestRuns:
         assert all(each.tau == 1 for each in start)
         assert len(start) > 2
 
-    def test_run_recovers_from_large_step(self) -> None:
-        """With features a thousand times as large, even the first η is far too large."""
+    def test_features_of_a_large_scale(self) -> None:
+        """With features a thousand times as large, the first search finds an η for them."""
         digits = load()
         result = fedbudget.train(
             model="svm", dataset=replace(digits, scale=digits.scale * 1000), case=2
         )
-        assert any(each.reason == "recovery" for each in result.rounds)
+        losses = [each.loss for each in result.rounds]
+        assert max(losses) <= losses[0]
         assert result.loss < 0.5
 
     @pytest.mark.parametrize("seed", range(3))

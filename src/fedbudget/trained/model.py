@@ -28,7 +28,7 @@ from fedbudget.data.shards import MultiInputSamples, SampleStore, Table
 from fedbudget.data.tables import Layout, RawTable, TableOptions, require_usable
 from fedbudget.errors import UserError, as_user_error, printable, unknown
 from fedbudget.models import catalogue
-from fedbudget.models.base import Model
+from fedbudget.models.base import KernelModel, Model
 from fedbudget.models.description import NamedTensors
 from fedbudget.models.own import FunctionModel, as_model, load_model
 from fedbudget.resources.privacy import PrivacyGuarantee
@@ -197,14 +197,18 @@ class TrainedModel:
           The outputs, [samples, outputs].
         """
         table = table_of(self.samples, x)
+        w: Any = self.w
+        if isinstance(self.model, KernelModel):
+            # In float32, the last bits of a row would depend on the number of rows.
+            w = w.astype(np.float64)
         with as_user_error(f"{self.name} cannot predict"):
-            outputs = self.model.outputs(self.w, table)
+            outputs = self.model.outputs(w, table)
         if outputs is None:
             raise UserError(
                 f"{self.name} has no predictions: pass predict=... to FunctionModel, and "
                 "return one row of numbers per sample from a PyTorch module"
             )
-        return outputs
+        return np.asarray(outputs, np.float32)
 
     def meaning(self, outputs: int) -> Meaning:
         """Return the meaning of the outputs.

@@ -253,7 +253,8 @@ class EstimateSlopes(Feature):
             if (etas == np.float32(eta)).all():
                 return
         local.eta = etas
-        local.scale_by(np.float32(eta) / etas)
+        with np.errstate(over="ignore"):  # a node that diverged is left out later
+            local.scale_by(np.float32(eta) / etas)
 
     def _points(
         self, local: LocalRound, last: FleetState, own: Float32, measured: _Measured
