@@ -14,7 +14,7 @@ candidate is half of the last step from w^f, at most `MOST_HALVINGS` times. So w
 has the lowest loss, and every step starts from it.
 
 Where some directions are nearly flat, a Newton step may be far too long. No step changes
-the scores of samples by more than `LONGEST`, which the Hessian at w(0) tells.
+the scores of samples by more than `LONGEST`, measured with the Hessian at w(0).
 
 **Ridge.** If nodes validate, the run first solves the problem with `PATH` · p/N as λ, for p
 parameters and N samples, from strong to weak, and then without a ridge. Each solution is
@@ -448,7 +448,7 @@ class NewtonAggregator(Aggregator):
         return updated(newton, share=newton.share / 2, halvings=newton.halvings + 1)
 
     def _path(self, state: _State, samples: float) -> tuple[float, ...]:
-        """Return the ridges of the run, as many as the budget leaves rounds for."""
+        """Return the ridges of the run, limited by the rounds that the budget allows."""
         size = self._newton.directions.size
         mean = state.ledger.statistics.mean
         left = state.ledger.budget.array - state.ledger.spent
